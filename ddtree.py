@@ -1,0 +1,189 @@
+"""Draft trees (paper sections 4 and 9): which hypothetical block states are worth verifying in the next pass.
+
+`grow` is the level-wise best-first tree of section 4 over any order distribution q(s|y); SPOT, the confidence tree
+(BlockSpec) and the position oracle differ only in the q they hand it. `chain` (SSD) and `graph` (Spiffy) are the peers'
+other shapes. All take the stale conditionals and the canvas and return a Tree, so that only the drafting differs.
+
+What this file leaves out: verifying a tree (verify.py), training the drafter and calibrating the graph (train.py).
+"""
+from dataclasses import dataclass
+
+import numpy as np
+
+HEDGE = .6                          # under this stale probability the second token is a candidate too
+
+
+@dataclass
+class Tree:
+    """Root and draft nodes: states (tuples of L ids, root first), masses, and each node's parent (−1 for the root)."""
+    states: list
+    masses: list
+    parents: list
+
+    def head(self, n):
+        """The root and the n heaviest nodes; closed under parents, as a node is never heavier than its parent."""
+        return Tree(self.states[:n + 1], self.masses[:n + 1], self.parents[:n + 1])
+
+
+def root_only(canvas):
+    """The tree of a round that drafts nothing."""
+    return Tree([canvas.state], [1.], [-1])
+
+
+def commit(state, position, token):
+    """The state with one more position decided."""
+    return state[:position] + (token,) + state[position + 1:]
+
+
+def grow(stale, canvas, order, budget, floor=0., hedge=HEDGE):
+    """m(z) = m(y)·q(s|y)·p(v), m(root) = 1: the `budget` heaviest states, grown level by level (section 4).
+
+    order: function from decided bool [N, k] to q [N, k] over the stale positions. Each level expands, in one call of it, those of the
+    best nodes seen that are not expanded yet, until none is left: the same tree as one node at a time from a heap. A state
+    reached by two orders is one node with the larger mass [ours]. Nodes under `floor` (γ) are dropped. Nodes come
+    heaviest first, so a parent stands before its children.
+    """
+    positions, k = stale.positions, len(stale.positions)
+    tokens = stale.tokens[:, :2].tolist()
+    value = stale.top[:, :2].cpu().numpy().copy()                                       # p(v) of the two candidates
+    value[value[:, 0] >= hedge, 1] = 0
+    mask_id = canvas.target.mask_id
+    states, masses, parents, known = [canvas.state], [1.], [-1], {canvas.state}
+    kept, frontier = [], [0]
+    while frontier:
+        decided = np.array([[states[i][s] != mask_id for s in positions] for i in frontier])
+        child = np.array([masses[i] for i in frontier])[:, None, None] * order(decided)[:, :, None] * value
+        child = child.ravel()                                                           # [N·k·2]
+        cut = masses[kept[-1]] if len(kept) == budget else 0.
+        candidates = np.flatnonzero((child > cut) & (child >= floor))
+        fresh = []
+        for c in candidates[np.argsort(-child[candidates], kind="stable")].tolist():
+            i, j, r = c // (2 * k), c // 2 % k, c % 2
+            state = commit(states[frontier[i]], positions[j], tokens[j][r])
+            if state in known or canvas.is_final(state):                                # a final state is its parent's own F: nothing to verify [ours]
+                continue
+            known.add(state)
+            fresh.append(len(states))
+            states.append(state)
+            masses.append(float(child[c]))
+            parents.append(frontier[i])
+            if len(fresh) == budget:
+                break
+        kept = sorted(kept + fresh, key=lambda i: -masses[i])[:budget]
+        frontier = [i for i in kept if i in fresh and not canvas.is_complete(states[i])]
+    index = {i: n for n, i in enumerate([0] + kept)}
+    return Tree([states[i] for i in index], [masses[i] for i in index], [-1] + [index[parents[i]] for i in kept])
+
+
+def cost_aware(tree, cost, canvas):
+    """n = argmax (1 + Σ_{i≤n} m_i) / c(1 + n): the heaviest nodes whose expected commits pay for their pass [ours].
+
+    cost[u]: time of a pass over u units, 1 ≤ u < len(cost); a completed node needs two units, its own and the next block's.
+    """
+    units = 1 + np.cumsum([0] + [1 + canvas.is_complete(state) for state in tree.states[1:]])
+    gain = np.cumsum(tree.masses)
+    fits = units < len(cost)
+    rate = gain[fits] / np.asarray(cost)[units[fits]]
+    return tree.head(int(rate.argmax()))
+
+
+# ------------------------------------------------------------------------------------------------- the drafters
+
+def undecided(stale, canvas):
+    """Stale indices 0…k−1 still masked in the current state, by falling stale confidence."""
+    return [j for j in stale.order if canvas.state[stale.positions[j]] == canvas.target.mask_id]
+
+
+def path_tree(canvas, commits):
+    """The tree that is one path: `commits` (position, token) one after the other."""
+    tree = root_only(canvas)
+    for position, token in commits:
+        state = commit(tree.states[-1], position, token)
+        if canvas.is_final(state):
+            break
+        tree.states.append(state)
+        tree.parents.append(len(tree.masses) - 1)
+        tree.masses.append(1.)
+    return tree
+
+
+def chain(stale, canvas, budget):
+    """SSD-style: the D most confident stale positions in confidence order, with their stale top-1 tokens, as one path."""
+    return path_tree(canvas, [(stale.positions[j], int(stale.tokens[j, 0])) for j in undecided(stale, canvas)[:budget]])
+
+
+def confidence_order(stale, width):
+    """q(s|y) ∝ stale confidence over the `width` most confident positions left: BlockSpec's tree, read as an order model."""
+    confidence = stale.confidence.cpu().numpy()
+
+    def q(decided):
+        out = np.zeros(decided.shape, dtype=np.float32)
+        for row, taken in zip(out, decided):
+            best = [j for j in stale.order if not taken[j]][:width]
+            row[best] = confidence[best] / confidence[best].sum()
+        return out
+    return q
+
+
+def confidence_tree(stale, canvas, budget, width=2):
+    """BlockSpec-style: the confidence tree of width W over positions and tokens, cut to the D heaviest nodes."""
+    return grow(stale, canvas, confidence_order(stale, width), budget)
+
+
+def graph(stale, canvas, budget, sets):
+    """Spiffy: a calibrated draft graph. `sets`: the chosen draft sets in order, each a tuple of (position rank i, vocabulary
+    rank j) pairs sorted by i; parents (one pair less) come first. Ranks are instantiated on the newest conditionals."""
+    ranked = undecided(stale, canvas)
+    tree, node = root_only(canvas), {(): 0}
+    for pairs in sets[:budget]:
+        parent = next((p for p in (pairs[:n] + pairs[n + 1:] for n in range(len(pairs))) if p in node), None)
+        if parent is None or pairs[-1][0] >= len(ranked):
+            continue
+        i, j = next(iter(set(pairs) - set(parent)))
+        state = commit(tree.states[node[parent]], stale.positions[ranked[i]], int(stale.tokens[ranked[i], j]))
+        if canvas.is_final(state):
+            continue
+        node[pairs] = len(tree.states)
+        tree.states.append(state)
+        tree.parents.append(node[parent])
+        tree.masses.append(0.)
+    return tree
+
+
+def spot(stale, canvas, budget, drafter, floor=0.):
+    """SPOT: the tree of the order drafter's q(s|y), with γ = `floor`."""
+    return grow(stale, canvas, drafter.order(stale), budget, floor)
+
+
+def spot_cost_aware(stale, canvas, budget, drafter, cost):
+    """SPOT with the cost-aware budget: of at most `budget` nodes those that pay at the measured pass times `cost`."""
+    return cost_aware(spot(stale, canvas, budget, drafter), cost, canvas)
+
+
+# ------------------------------------------------------------------------------ oracles: what knowing the truth would give
+
+def next_commits(canvas, truth):
+    """The true commits (position, token) still to come in the active block; truth: {block: its states, in order}."""
+    states = truth[canvas.block]
+    at = states.index(canvas.state)
+    return [(s, after[s]) for before, after in zip(states[at:], states[at + 1:])
+            for s in range(len(after)) if before[s] != after[s]]
+
+
+def oracle_positions(stale, canvas, budget, truth):
+    """True commit order, stale tokens (with the hedge): the bound for a better order drafter (section 2)."""
+    coming = [s for s, _ in next_commits(canvas, truth)]
+
+    def q(decided):
+        out = np.zeros(decided.shape, dtype=np.float32)
+        for row, taken in zip(out, decided):
+            left = [s for s in coming if not taken[stale.positions.index(s)]]
+            row[stale.positions.index(left[0])] = 1.
+        return out
+    return grow(stale, canvas, q, budget)
+
+
+def oracle_tokens(stale, canvas, budget, truth):
+    """True tokens in stale-confidence order: what knowing every token would give without a model of the order (section 2)."""
+    final = truth[canvas.block][-1]
+    return path_tree(canvas, [(stale.positions[j], final[stale.positions[j]]) for j in undecided(stale, canvas)[:budget]])

@@ -1,0 +1,372 @@
+"""The target: a block-diffusion language model, decoded exactly.
+
+Holds loading (native transformers classes, strict), the prefix cache, one pass over many block states (paper section 5),
+the commit rules and the transition F (sections 3, 6, 7) and the draft-free loop, which is the definition of truth: every
+other way of decoding in this project must write the same tokens.
+
+SDAR is a Qwen3 whose attention looks both ways inside a block of L positions and back over all earlier blocks, and
+whose input holds a mask token wherever nothing has been decided. So the native Qwen3 class runs it, with our attention
+function registered in place of the causal one. Blocks are aligned to absolute position 0.
+
+What this file leaves out: sampling at T > 0, and targets other than SDAR.
+"""
+import json
+import os
+from dataclasses import dataclass, field
+
+import torch
+from safetensors import SafetensorError
+from transformers import AttentionInterface, Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ALIASES = {"embedded": os.path.join(HERE, "checkpoints", "target")}
+RULES = {"exact": None, "threshold": .9, "product": .9, "factor": 1., "entropy": .1}       # commit rules, default values
+PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+CONFIG_FIELDS = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim rms_norm_eps "
+                 "hidden_act attention_bias max_position_embeddings tie_word_embeddings bos_token_id eos_token_id").split()
+
+
+# ------------------------------------------------------------------------- attention over units of one block
+
+@dataclass
+class Units:
+    """How the units (block states) of one row see each other; read by `block_attention`.
+
+    prefix: per layer (K, V), each [B, KV, P, d], or None; context: int64 [C], the units that others may see;
+    sees: bool [U, C], which context units a unit sees besides itself; record: collects each layer's (K, V) [B, KV, U, L, d].
+    """
+    block_size: int
+    prefix: list | None = None
+    context: torch.Tensor | None = None
+    sees: torch.Tensor | None = None
+    record: list | None = None
+
+
+def block_attention(module, query, key, value, attention_mask, scaling, units=None, **_):
+    """softmax(q·[K_own, K_prefix, K_context]ᵀ)·[V_own, V_prefix, V_context]: block-causal attention (section 5).
+
+    The row is a sequence of U units of L positions. Every unit sees the cached prefix, the context units that
+    `units.sees` grants it, and itself. One function thus serves the prefill (a unit sees those before it), the pass
+    over many hypothetical states of one block (none sees another), the next block appended behind a finished one, and
+    training. query [B, H, U·L, d]; key, value [B, KV, U·L, d]; returns ([B, U·L, H, d], None). `attention_mask` is unused.
+    """
+    B, H, S, d = query.shape
+    KV, L = key.shape[1], units.block_size
+    U, G = S // L, H // KV
+    q = (query * scaling).view(B, KV, G, U, L, d).transpose(2, 3).reshape(B, KV, U, G * L, d)
+    k, v = key.view(B, KV, U, L, d), value.view(B, KV, U, L, d)
+    scores, values = [q @ k.transpose(-1, -2)], [v]                                     # own: [B, KV, U, G·L, L]
+    if units.prefix is not None:
+        prefix_k, prefix_v = units.prefix[module.layer_idx]
+        scores.append((q.flatten(2, 3) @ prefix_k.transpose(-1, -2)).view(B, KV, U, G * L, -1))
+        values.append(prefix_v)
+    if units.context is not None:
+        context_k, context_v = (t.index_select(2, units.context).flatten(2, 3) for t in (k, v))
+        hidden = ~units.sees.repeat_interleave(L, 1)[:, None]                           # [U, 1, C·L]
+        scores.append((q.flatten(2, 3) @ context_k.transpose(-1, -2)).view(B, KV, U, G * L, -1).masked_fill(hidden, -torch.inf))
+        values.append(context_v)
+    if units.record is not None:
+        units.record.append((k, v))
+    weights = torch.cat(scores, -1).softmax(-1).split([part.shape[-1] for part in scores], -1)
+    out = weights[0] @ values[0]
+    for weight, part in zip(weights[1:], values[1:]):
+        out = out + (weight.flatten(2, 3) @ part).view(out.shape)
+    return out.view(B, KV, U, G, L, d).permute(0, 2, 4, 1, 3, 5).reshape(B, S, H, d), None
+
+
+AttentionInterface.register("block_units", block_attention)
+
+
+# ------------------------------------------------------------------------------------ commit rules and transition
+
+def commit_order(score, masked):
+    """Masked positions by falling score, ties to the lowest position: the ONE tie-breaking of the project.
+
+    score, masked: [..., L]. Returns (order int64 [..., L], sorted score [..., L]); unmasked positions come last, as -inf.
+    """
+    sorted_score, order = score.masked_fill(~masked, -torch.inf).sort(dim=-1, descending=True, stable=True)
+    return order, sorted_score
+
+
+def commits(rule, value, confidence, entropy, masked):
+    """The set of masked positions that `rule` commits now (section 7's table); at least one wherever a mask is left.
+
+    With c₁ ≥ c₂ ≥ … sorted: exact: top 1; threshold: c > τ; product: largest n with Π_{j≤n} c_j ≥ τ;
+    factor: largest n with (n+1)(1−c_n) ≤ f; entropy: sorted by entropy, largest k with Σ_{j≤k} H_j − max H ≤ γ.
+    confidence, entropy (only read by `entropy`), masked: [..., L]. Returns bool [..., L].
+    """
+    order, c = commit_order(-entropy if rule == "entropy" else confidence, masked)
+    n = torch.arange(1, c.shape[-1] + 1, device=c.device)
+    if rule == "exact":
+        holds = (n == 1).expand_as(c)
+    elif rule == "threshold":
+        holds = c > value
+    elif rule == "product":
+        holds = c.cumprod(-1) >= value
+    elif rule == "factor":
+        holds = (n + 1) * (1 - c) <= value
+    else:
+        holds = (-c).cumsum(-1) - (-c).cummax(-1).values <= value
+    holds = holds & (c > -torch.inf)
+    count = holds.sum(-1, keepdim=True).clamp(min=1)                                    # every condition is monotone in n
+    return torch.zeros_like(masked).scatter(-1, order, (n <= count)) & masked
+
+
+@dataclass
+class Decoder:
+    """What turns conditionals into the next state: commit rule, its value and the precision of the confidence.
+
+    precision: bfloat16 rounds probabilities before they are compared [ours, as released code does at full size];
+    float32 compares them as they are. gen_len: new tokens after which generation stops, at a block's end.
+    """
+    rule: str = "exact"
+    value: float | None = None
+    precision: str = "bfloat16"
+    gen_len: int = 256
+
+    def __post_init__(self):
+        if self.rule not in RULES:
+            raise ValueError(f"unknown commit rule {self.rule!r}: choose from {', '.join(RULES)}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"unknown precision {self.precision!r}: choose from {', '.join(PRECISIONS)}")
+        if self.gen_len < 1:
+            raise ValueError(f"gen_len is {self.gen_len}: ask for at least 1 new token")
+        self.value = RULES[self.rule] if self.value is None else self.value
+
+    def rounded(self, probability):
+        """Probabilities at the decoder's precision, in the type they came in."""
+        return probability.bfloat16().to(probability.dtype) if self.precision == "bfloat16" else probability
+
+    @torch.inference_mode()
+    def transition(self, out):
+        """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids."""
+        top, best = out.probs.max(-1)
+        tokens = torch.zeros_like(out.states).masked_scatter(out.masked, best)
+        confidence = torch.zeros_like(out.states, dtype=top.dtype).masked_scatter(out.masked, self.rounded(top))
+        entropy = torch.zeros_like(confidence)
+        if self.rule == "entropy":
+            entropy = entropy.masked_scatter(out.masked, torch.special.entr(out.probs).sum(-1))
+        now = commits(self.rule, self.value, confidence, entropy, out.masked)
+        return [tuple(state) for state in torch.where(now, tokens, out.states).tolist()]
+
+
+# ------------------------------------------------------------------------------------------------- the target
+
+@dataclass
+class Pass:
+    """One target pass over U units: `states` int64 [U, L]; `masked` bool [U, L]; `probs` [M, V], the conditionals p_s(v) at
+    the M masked positions, unit by unit; `record`, per layer (K, V) of all units."""
+    states: torch.Tensor
+    masked: torch.Tensor
+    probs: torch.Tensor
+    record: list
+
+    def unit(self, u):
+        """The conditionals [k, V] of unit u's k masked positions."""
+        return self.probs.split(self.masked.sum(1).tolist())[u]
+
+
+class Target:
+    """A block-diffusion model with its tokenizer and ids. All ids come from the checkpoint."""
+
+    def __init__(self, model, tokenizer, block_size, mask_id, stop_ids):
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.block_size, self.mask_id, self.stop_ids = block_size, mask_id, frozenset(stop_ids)
+        self.n_ids = len(tokenizer) if tokenizer is not None else model.config.vocab_size
+        self.device, self.dtype = model.device, model.dtype
+
+    @torch.inference_mode()
+    def forward(self, states, blocks, prefix, parents):
+        """One pass over U units: `states`, a list of tuples of L ids; unit u stands at block `blocks[u]` behind `prefix`.
+
+        parents: {unit: unit it also sees}, for a next block appended to a finished one. Logits are computed at masked
+        positions only; ids that must never be committed ([MASK], untrained rows) get probability 0. Returns a Pass.
+        """
+        U, L = len(states), self.block_size
+        states = torch.tensor(states, device=self.device)
+        units = Units(L, prefix, record=[])
+        if parents:
+            units.context = torch.tensor(sorted(set(parents.values())), device=self.device)
+            units.sees = torch.zeros(U, len(units.context), dtype=torch.bool, device=self.device)
+            for child, parent in parents.items():
+                units.sees[child] |= units.context == parent
+        positions = (torch.tensor(blocks, device=self.device)[:, None] * L + torch.arange(L, device=self.device)).view(1, -1)
+        hidden = self.model.model(input_ids=states.view(1, -1), position_ids=positions, units=units, use_cache=False).last_hidden_state
+        masked = states == self.mask_id
+        logits = self.model.lm_head(hidden.view(U, L, -1)[masked])
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits[:, self.mask_id] = -torch.inf
+        logits[:, self.n_ids:] = -torch.inf
+        probs = logits.softmax(-1)
+        if probs.isnan().any():
+            raise FloatingPointError("the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32")
+        return Pass(states, masked, probs, units.record)
+
+    @torch.inference_mode()
+    def prefill(self, ids):
+        """The prefix cache of n complete blocks `ids`: per layer (K, V) [1, KV, n·L, d]; None for n = 0."""
+        n = len(ids) // self.block_size
+        if n == 0:
+            return None
+        ids = torch.tensor(ids, device=self.device)
+        index = torch.arange(n, device=self.device)
+        units = Units(self.block_size, None, index, index[:, None] > index, [])
+        self.model.model(input_ids=ids.view(1, -1), position_ids=torch.arange(len(ids), device=self.device)[None], units=units, use_cache=False)
+        return [(k.flatten(2, 3), v.flatten(2, 3)) for k, v in units.record]
+
+    def extend(self, prefix, out, u):
+        """The prefix cache with unit u of the pass `out` appended."""
+        new = [(k[:, :, u], v[:, :, u]) for k, v in out.record]
+        if prefix is None:
+            return new
+        return [(torch.cat([old_k, k], 2), torch.cat([old_v, v], 2)) for (old_k, old_v), (k, v) in zip(prefix, new)]
+
+    def encode(self, prompt):
+        """A user's message as ChatML token ids, int64 [P], ready for the answer."""
+        if not prompt.strip():
+            raise ValueError("the prompt is empty: give at least one word")
+        chat = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+        return torch.tensor(self.tokenizer.encode(chat, add_special_tokens=False))
+
+    def decode(self, ids):
+        """Text of answer ids, without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+# ------------------------------------------------------------------------------------------- generation's state
+
+class Canvas:
+    """Where a generation stands: finished tokens, the active block's state, the prefix cache, and when to stop.
+
+    On the host a state is a tuple of L token ids, so that states can be compared and looked up; prompt int64 [P].
+    """
+
+    def __init__(self, target, decoder, prompt):
+        L, P = target.block_size, len(prompt)
+        context = target.model.config.max_position_embeddings
+        if P < 1:
+            raise ValueError("the prompt is empty: give at least one token")
+        if -(-(P + decoder.gen_len) // L) * L > context:
+            raise ValueError(f"{P} prompt tokens and {decoder.gen_len} new ones exceed the context of {context}: shorten one of them")
+        self.target, self.decoder, self.prompt = target, decoder, P
+        ids = prompt.tolist()
+        self.blank = (target.mask_id,) * L                                              # a block in which nothing is decided
+        self.done = ids[:P // L * L]                                                    # tokens of finished blocks
+        self.state = tuple(ids[len(self.done):]) + self.blank[P % L:]
+        self.prefix = target.prefill(self.done)
+        self.passes = {"prefill": int(P >= L), "denoise": 0, "kv_commit": 0}
+
+    @property
+    def block(self):
+        """Index of the active block, counted from absolute position 0."""
+        return len(self.done) // self.target.block_size
+
+    def is_complete(self, state):
+        return self.target.mask_id not in state
+
+    def is_final(self, state):
+        """True for a complete state of the active block after which generation stops."""
+        if not self.is_complete(state):
+            return False
+        new = state[max(0, self.prompt - len(self.done)):]
+        return len(self.done) + len(state) - self.prompt >= self.decoder.gen_len or not self.target.stop_ids.isdisjoint(new)
+
+    def advance(self, state, out, u):
+        """Close the active block with `state`, whose K and V are unit u of the pass `out`; the next block is blank."""
+        self.done = self.done + list(state)
+        self.prefix = self.target.extend(self.prefix, out, u)
+        self.state = self.blank
+
+    def written(self):
+        """All new token ids, to the end of the last block."""
+        return (self.done + list(self.state))[self.prompt:]
+
+    def answer(self):
+        """Token ids of the answer: at most gen_len, cut before the first stop token."""
+        new = self.written()[:self.decoder.gen_len]
+        return new[:next((i for i, t in enumerate(new) if t in self.target.stop_ids), len(new))]
+
+
+@dataclass
+class Generation:
+    """What a decoding loop returns: answer ids, all new ids up to the last block's end, passes by kind, accepted nodes per
+    round (the free commit not counted) and seconds by stage."""
+    ids: list
+    written: list
+    passes: dict
+    accepted: list = field(default_factory=list)
+    seconds: dict = field(default_factory=dict)
+
+
+def generate(target, decoder, prompt, fused=True, watch=None):
+    """The draft-free loop: the definition of what the target writes. prompt int64 [P]; returns a Generation.
+
+    fused: a finished block and the next, all masked, share one pass, so that no pass is spent on the cache alone (the
+    strongest baseline); False: the published loop, one storing pass a block. watch(canvas, state, its conditionals, next state)
+    is told of every step.
+    """
+    canvas = Canvas(target, decoder, prompt)
+    while not canvas.is_final(canvas.state):
+        state, block, complete = canvas.state, canvas.block, canvas.is_complete(canvas.state)
+        if complete and not fused:
+            canvas.advance(state, target.forward([state], [block], canvas.prefix, {}), 0)
+            canvas.passes["kv_commit"] += 1
+            continue
+        units = [state, canvas.blank] if complete else [state]
+        out = target.forward(units, [block, block + 1][:len(units)], canvas.prefix, {1: 0} if complete else {})
+        canvas.passes["denoise"] += 1
+        following = decoder.transition(out)[-1]
+        if complete:
+            canvas.advance(state, out, 0)
+        if watch:
+            watch(canvas, units[-1], out.unit(-1), following)
+        canvas.state = following
+    canvas.passes["kv_commit"] += not fused                                             # the published loop stores the last block too
+    return Generation(canvas.answer(), canvas.written(), canvas.passes)
+
+
+# ---------------------------------------------------------------------------------------------------- loading
+
+def load(name, device="cpu", dtype=torch.float32, block_size=None):
+    """A Target from an alias or a folder in SDAR's hub layout (config.json, model.safetensors, tokenizer files).
+
+    Raises ValueError or FileNotFoundError with one sentence if the name is unknown, a file is missing or broken, or a tensor
+    is missing, surplus or of the wrong shape.
+    """
+    folder = ALIASES.get(name, name)
+    path = os.path.join(folder, "config.json")
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"no model {name!r}: give a folder with a config.json, or one of {', '.join(ALIASES)}")
+    try:
+        with open(path) as file:
+            raw = json.load(file)
+        config = Qwen3Config(**{key: raw[key] for key in CONFIG_FIELDS},
+                             rope_parameters=raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw["rope_theta"]})
+    except (json.JSONDecodeError, KeyError) as error:
+        raise ValueError(f"{path} is not a model's configuration ({type(error).__name__}: {error}): fetch it again") from None
+    model = load_weights(Qwen3ForCausalLM, folder, config, device, dtype)
+    tokenizer = None
+    if any(os.path.exists(os.path.join(folder, file)) for file in ("tokenizer.json", "vocab.json")):
+        tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+    mask_id = raw.get("mask_token_id", tokenizer and tokenizer.convert_tokens_to_ids("<MASK>"))
+    block_size = block_size or raw.get("block_size")
+    if mask_id is None or block_size is None or block_size < 1:
+        raise ValueError(f"{path} names no usable block_size and mask_token_id: add them to it")
+    stops = raw.get("stop_token_ids") or [raw["eos_token_id"]]
+    return Target(model, tokenizer, block_size, mask_id, stops)
+
+
+def load_weights(cls, folder, config, device, dtype):
+    """`cls` with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that names it."""
+    if not any(file.endswith(".safetensors") for file in os.listdir(folder)):
+        raise FileNotFoundError(f"{folder} holds no .safetensors file: fetch the weights again")
+    try:
+        model, info = cls.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="block_units", use_safetensors=True,
+                                          local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True)
+    except (SafetensorError, OSError, EOFError) as error:
+        raise ValueError(f"the weights in {folder} cannot be read ({error}): fetch them again") from None
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[kind]:
+            first = sorted(info[kind], key=str)[0]
+            raise ValueError(f"the weights in {folder} do not fit the model: {kind.replace('_', ' ')}, first {first}: check config.json")
+    return model.to(device)

@@ -1,0 +1,70 @@
+"""Verification by state equality (paper section 5) and the one speculative loop of the project.
+
+A round: draft a tree of hypothetical states of the active block; one target pass over the root and all nodes, each a full
+copy of the block that sees the cached prefix and itself only; walk from the root: where F(y) is itself a node, it has
+been verified, go on from there. The last F gives one more commit for free. As F is a function, the accepted nodes form
+a path and the text is exactly the draft-free one, whatever was drafted.
+
+Cross-block drafting: a node that completes the block is verified together with the next block, all masked, which sees it.
+
+What this file leaves out: where trees come from (ddtree.py).
+"""
+import time
+
+from ddtree import root_only
+from dlm import Canvas, Generation
+from drafter import read_stale
+
+
+def accept(states, following):
+    """The accepted path by state equality: indices into `states`, from the root 0. following[u] = F(states[u])."""
+    index = {state: u for u, state in enumerate(states)}
+    path = [0]
+    while following[path[-1]] in index and following[path[-1]] != states[path[-1]]:     # F(y) = y only for a complete y
+        path.append(index[following[path[-1]]])
+    return path
+
+
+def lay_out(canvas, tree):
+    """The pass's units: every node, then a blank next block behind each complete one. Returns (states, blocks, parents)."""
+    complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state)]
+    n = len(tree.states)
+    return (tree.states + [canvas.blank] * len(complete), [canvas.block] * n + [canvas.block + 1] * len(complete),
+            {n + i: u for i, u in enumerate(complete)})
+
+
+def speculate(target, decoder, prompt, draft, match=accept, watch=None):
+    """Decode `prompt` (int64 [P]) with drafts: the same answer as `dlm.generate`, in fewer passes. Returns a Generation.
+
+    draft(stale, canvas) -> Tree whose first state is the canvas's; match(states, following) -> accepted path.
+    watch(canvas, tree, path, next state) is told of every round. Seconds are split into draft, target and rest.
+    """
+    begin = time.perf_counter()
+    canvas, verified, accepted = Canvas(target, decoder, prompt), None, []
+    seconds = {"draft": 0., "target": time.perf_counter() - begin}
+    while not canvas.is_final(canvas.state):
+        # 1. draft from the conditionals of the last verified state, of which the current one is the transition
+        start = time.perf_counter()
+        blind = verified is None or canvas.is_complete(canvas.state)
+        tree = root_only(canvas) if blind else draft(read_stale(decoder, *verified), canvas)
+        drafted = time.perf_counter()
+        # 2. one pass over the root, all nodes and the next blocks behind finished ones
+        states, blocks, parents = lay_out(canvas, tree)
+        out = target.forward(states, blocks, canvas.prefix, parents)
+        following = decoder.transition(out)
+        canvas.passes["denoise"] += 1
+        seconds["draft"] += drafted - start
+        seconds["target"] += time.perf_counter() - drafted
+        # 3. accept
+        path = match(tree.states, following[:len(tree.states)])
+        accepted.append(len(path) - 1)
+        last = path[-1]
+        if watch:
+            watch(canvas, tree, path, following[last])
+        if canvas.is_complete(tree.states[last]):                                       # its next block was in the pass
+            canvas.advance(tree.states[last], out, last)
+            last = next(child for child, parent in parents.items() if parent == last)
+        verified = states[last], target.mask_id, out.unit(last)
+        canvas.state = following[last]                                                  # the free commit
+    seconds["rest"] = time.perf_counter() - begin - sum(seconds.values())
+    return Generation(canvas.answer(), canvas.written(), canvas.passes, accepted, seconds)
