@@ -6,6 +6,7 @@ other shapes. All take the stale conditionals and the canvas and return a Tree, 
 
 What this file leaves out: verifying a tree (verify.py), training the drafter and calibrating the graph (train.py).
 """
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -128,6 +129,17 @@ def confidence_order(stale, width):
 def confidence_tree(stale, canvas, budget, width=2):
     """BlockSpec-style: the confidence tree of width W over positions and tokens, cut to the D heaviest nodes."""
     return grow(stale, canvas, confidence_order(stale, width), budget)
+
+
+def load_graph(path):
+    """Calibrated draft sets, as train.py graph writes them: a list of tuples of (position rank, vocabulary rank) pairs."""
+    try:
+        with open(path) as file:
+            return [tuple((int(i), int(j)) for i, j in pairs) for pairs in json.load(file)["sets"]]
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no draft graph at {path!r}: calibrate one with train.py graph") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is not a draft graph: calibrate it again with train.py graph") from None
 
 
 def graph(stale, canvas, budget, sets):

@@ -181,8 +181,9 @@ class Target:
 
         parents: {unit: unit it also sees}, for a next block appended to a finished one. Logits are computed at masked
         positions only; ids that must never be committed ([MASK], untrained rows) get probability 0. Returns a Pass.
+        With a prefix of batch size B, `states` holds B·U tuples, row by row.
         """
-        U, L = len(states), self.block_size
+        U, L = len(blocks), self.block_size
         states = torch.tensor(states, device=self.device)
         units = Units(L, prefix, record=[])
         if parents:
@@ -191,9 +192,9 @@ class Target:
             for child, parent in parents.items():
                 units.sees[child] |= units.context == parent
         positions = (torch.tensor(blocks, device=self.device)[:, None] * L + torch.arange(L, device=self.device)).view(1, -1)
-        hidden = self.model.model(input_ids=states.view(1, -1), position_ids=positions, units=units, use_cache=False).last_hidden_state
+        hidden = self.model.model(input_ids=states.view(-1, U * L), position_ids=positions, units=units, use_cache=False).last_hidden_state
         masked = states == self.mask_id
-        logits = self.model.lm_head(hidden.view(U, L, -1)[masked])
+        logits = self.model.lm_head(hidden.view(-1, L, hidden.shape[-1])[masked])
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits[:, self.mask_id] = -torch.inf
         logits[:, self.n_ids:] = -torch.inf

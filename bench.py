@@ -1,0 +1,365 @@
+"""All methods side by side: passes, speed, exactness (paper section 10).
+
+    python bench.py                                 # the embedded target, both tasks, about a minute on 2 cores
+    python bench.py --budget 6 8 12 20              # the paper's budgets
+    python bench.py --diagnose                      # why the order matters (section 2), beside the paper's figures
+    python bench.py --trace                         # one prompt, round by round
+
+Every prompt is decoded by every method in one process, the order of methods rotating from prompt to prompt, after a warm-up of each.
+The clock covers a whole generation, drafting included. Headline figures are totals over prompts: passes per answer, the cut
+in denoise passes over the fused draft-free loop, new tokens per second as a ratio to it. The result file is written after every prompt;
+given again as --out with the same arguments, an interrupted run goes on.
+
+What this file leaves out: sampling, and the public benchmarks.
+"""
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import torch
+import transformers
+
+import ddtree
+import dlm
+import tasks
+import train
+from drafter import load_drafter
+from verify import speculate
+
+FREE = ("draft-free", "published")                                  # loops without drafts: fused, and with a storing pass per block
+DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "spot-cost", "oracle-positions", "oracle-tokens")
+CHECKPOINTS = os.path.join(dlm.HERE, "checkpoints")
+
+
+# --------------------------------------------------------------------------------------------------- measuring
+
+def methods(budget, floor, drafter, sets, cost, truth):
+    """{name: draft(stale, canvas)} at one budget; `truth` {block: states} is read by the oracles only."""
+    at = partial(partial, budget=budget)
+    return {"chain": at(ddtree.chain), "tree": at(ddtree.confidence_tree), "graph": at(ddtree.graph, sets=sets),
+            "spot": at(ddtree.spot, drafter=drafter), "spot-floor": at(ddtree.spot, drafter=drafter, floor=floor),
+            "spot-cost": at(ddtree.spot_cost_aware, drafter=drafter, cost=cost),
+            "oracle-positions": at(ddtree.oracle_positions, truth=truth), "oracle-tokens": at(ddtree.oracle_tokens, truth=truth)}
+
+
+def draft_free(target, decoder, prompt, fused=True):
+    """A timed draft-free generation and the states each block went through, {block: [blank or prompt state, …, complete]}."""
+    truth, begin = {}, time.perf_counter()
+
+    def watch(canvas, state, probs, following):
+        truth.setdefault(canvas.block, [state]).append(following)
+    result = dlm.generate(target, decoder, prompt, fused, watch)
+    total = time.perf_counter() - begin
+    result.seconds = {"draft": 0., "target": total, "rest": 0.}
+    return result, truth
+
+
+def measure_cost(target, decoder, prompt, largest, repeats=7):
+    """c(u): median seconds of one pass over u copies of a half-decided block behind the prompt, for u = 0 … largest."""
+    canvas = dlm.Canvas(target, decoder, prompt)
+    half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
+    sizes = sorted({1, 2, 3, 5, 7, 9, 13, 17, 21, largest} & set(range(largest + 1)))
+    times = {u: [] for u in sizes}
+    for _ in range(repeats):                                                            # sizes interleaved
+        for u in sizes:
+            begin = time.perf_counter()
+            decoder.transition(target.forward([half] * u, [canvas.block] * u, canvas.prefix, {}))
+            times[u].append(time.perf_counter() - begin)
+    medians = np.maximum.accumulate([np.median(times[u]) for u in sizes])
+    return np.interp(np.arange(largest + 1), [0] + sizes, [0] + medians.tolist()).tolist()
+
+
+def measure_prompt(bench, task, index):
+    """Rows of one prompt: every method at every budget, timed, scored and compared with the draft-free tokens."""
+    target, decoder, args = bench["target"], bench["decoder"], bench["args"]
+    problem = bench["problems"][task][index]
+    prompt = target.encode(problem.prompt)
+    reference, truth = draft_free(target, decoder, prompt)
+    runs = [("published", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
+            ("draft-free", 0, lambda: draft_free(target, decoder, prompt)[0])]
+    for budget in args.budget:
+        for name, draft in methods(budget, args.floor, bench["drafter"], bench["sets"], bench["cost"], truth).items():
+            runs.append((name, budget, partial(speculate, target, decoder, prompt, draft)))
+    rows, shift = [], index % len(runs)
+    for name, budget, run in runs[shift:] + runs[:shift]:
+        result = run()
+        rows.append({"task": task, "index": index, "method": name, "budget": budget, "passes": result.passes,
+                     "tokens": len(result.written), "accepted": result.accepted, "seconds": result.seconds,
+                     "right": tasks.score(problem, target.decode(result.ids)),
+                     "differs": None if result.written == reference.written else divergence(bench, prompt, truth, reference, result)})
+    return rows
+
+
+def divergence(bench, prompt, truth, reference, result):
+    """Where two texts part: the first differing new token and the confidence margin of the draft-free step that wrote it."""
+    target, decoder = bench["target"], bench["decoder"]
+    at = next((i for i, (a, b) in enumerate(zip(reference.written, result.written)) if a != b), min(len(reference.written), len(result.written)))
+    block, offset = divmod(len(prompt) + at, target.block_size)
+    margins = []
+
+    def watch(canvas, state, probs, following):
+        if canvas.block == block and (state[offset] != following[offset]):
+            _, confidence = dlm.commit_order(decoder.rounded(probs.max(-1).values), torch.ones(len(probs), dtype=torch.bool))
+            margins.append(float(confidence[0] - confidence[min(1, len(confidence) - 1)]))
+    dlm.generate(target, decoder, prompt, watch=watch)
+    return {"position": at, "margin": margins[0] if margins else None}
+
+
+# --------------------------------------------------------------------------------------------------- reporting
+
+def summary(rows):
+    """Totals of one method's rows: passes per answer by kind, rounds, accepted per drafted round, rates and shares."""
+    n, seconds = len(rows), {stage: sum(row["seconds"][stage] for row in rows) for stage in ("draft", "target", "rest")}
+    passes = {kind: sum(row["passes"][kind] for row in rows) / n for kind in ("prefill", "denoise", "kv_commit")}
+    accepted = [a for row in rows for a in row["accepted"]]
+    total = sum(seconds.values())
+    return {**passes, "accepted": float(np.mean(accepted)) if accepted else 0., "rate": sum(row["tokens"] for row in rows) / total,
+            "shares": {stage: part / total for stage, part in seconds.items()}, "right": sum(row["right"] for row in rows),
+            "exact": sum(row["differs"] is None for row in rows), "n": n}
+
+
+def table(rows, task, budget):
+    """The table of one task and budget as lines of text; task None: the mean over tasks of cuts and ratios."""
+    chosen = [row for row in rows if row["task"] == task and row["budget"] in (0, budget)]
+    found = {name: summary(same) for name in FREE + DRAFTED if (same := [row for row in chosen if row["method"] == name])}
+    base, oracle = found["draft-free"], found["oracle-positions"]
+    lines = [f"{task}, D = {budget}, {base['n']} prompts",
+             f"{'':17}{'prefill':>8}{'denoise':>8}{'kv':>5}{'sum':>7}{'cut':>7}{'of oracle':>10}{'accepted':>9}"
+             f"{'tokens/s':>9}{'draft/target/rest':>19}{'accuracy':>9}{'exact':>8}"]
+    for name, s in found.items():
+        cut, shares = base["denoise"] / s["denoise"], "/".join(f"{100 * share:.0f}" for share in s["shares"].values())
+        of_oracle = "" if name in FREE else f"{cut / (base['denoise'] / oracle['denoise']):.0%}"
+        lines.append(f"{name:17}{s['prefill']:8.1f}{s['denoise']:8.1f}{s['kv_commit']:5.1f}{s['prefill'] + s['denoise'] + s['kv_commit']:7.1f}"
+                     f"{cut:6.2f}x{of_oracle:>10}{s['accepted']:9.2f}{s['rate'] / base['rate']:8.2f}x{shares + ' %':>19}"
+                     f"{s['right'] / s['n']:9.0%}{s['exact']:>5}/{s['n']}")
+    return lines
+
+
+def mean_cuts(rows, args):
+    """Mean over tasks of the cut in denoise passes and of the tokens/s ratio, one line per method, one column pair per budget."""
+    lines = ["mean over tasks: cut in denoise passes (tokens/s ratio), both over fused draft-free",
+             f"{'':17}" + "".join(f"{f'D = {budget}':>17}" for budget in args.budget)]
+    for name in DRAFTED:
+        cells = []
+        for budget in args.budget:
+            pairs = []
+            for task in args.task:
+                free, drafted = (summary([row for row in rows if row["task"] == task and row["method"] == m and row["budget"] == b])
+                                 for m, b in (("draft-free", 0), (name, budget)))
+                pairs.append((free["denoise"] / drafted["denoise"], drafted["rate"] / free["rate"]))
+            cut, rate = np.mean(pairs, 0)
+            cells.append(f"{f'{cut:.2f}x ({rate:.2f}x)':>17}")
+        lines.append(f"{name:17}" + "".join(cells))
+    return lines
+
+
+def report(bench, rows):
+    """Print the tables; returns the number of rows whose text differs from draft-free."""
+    args = bench["args"]
+    for task in args.task:
+        for budget in args.budget:
+            print("\n" + "\n".join(table(rows, task, budget)))
+    print("\n" + "\n".join(mean_cuts(rows, args)))
+    print("\naccepted: draft nodes per round, the free commit not counted. cut: denoise passes of draft-free / of the method."
+          "\nof oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run. pass over n copies, in passes over one: "
+          + ", ".join(f"{n}: {bench['cost'][n] / bench['cost'][1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(bench["cost"])))
+    differing = [row for row in rows if row["differs"]]
+    for row in differing:
+        print(f"MISMATCH {row['method']} D={row['budget']} {row['task']} prompt {row['index']}: new token {row['differs']['position']}, "
+              f"margin {row['differs']['margin']}")
+    return len(differing)
+
+
+def diagnose(bench):
+    """Section 2's diagnostics on the evaluation prompts, beside the paper's figures for SDAR-8B."""
+    target, decoder, args = bench["target"], bench["decoder"], bench["args"]
+    prompts = [target.encode(p.prompt) for task in args.task for p in bench["problems"][task]]
+    data = train.join([train.collect(target, decoder, prompts)])
+    state = torch.repeat_interleave(torch.arange(len(data["count"])), data["count"])
+    first, hit, coming = data["block"][state] == 0, data["token_rank"] == 0, (data["when"] >= 1) & (data["when"] <= 8)
+    missed = torch.zeros(len(data["count"])).index_add_(0, state, (coming & (data["token_rank"] >= 8)).float())
+    print(f"{'diagnostic':66}{'here':>22}{'paper':>14}")
+    print(f"{'stale argmax = finally committed token, first block / later':66}"
+          f"{f'{hit[first].float().mean():.2f} / {hit[~first].float().mean():.2f}':>22}{'.92 / ≥ .90':>14}")
+    print(f"{'8 stale candidates per position cover the next 8 commits':66}{(missed == 0).float().mean():22.2f}{'.89':>14}")
+    best = torch.full((len(data["count"]),), 999).scatter_reduce_(0, state, data["rank"] + 256 * (data["when"] == 0), "amin")
+    leads = (data["rank"] == best[state]) & (data["when"] > 0)
+    for block in range(int(data["block"].max()) + 1):
+        chosen = leads & (data["block"][state] == block)
+        label = f"most confident stale position commits next, block {block}"
+        print(f"{label:66}{(data['when'][chosen] == 1).float().mean():22.2f}{'.03, block 9' if block == 9 else '':>14}")
+    accuracy = train.order_accuracy(bench["drafter"], data)
+    label = "next position, depths 1-12: drafter (top 3)"
+    print(f"{label:66}{'{drafter:.2f} ({drafter_top3:.2f})'.format(**accuracy):>22}{'.75':>14}")
+    print(f"{'    the most confident stale position left on the true path':66}{accuracy['stale_left']:22.2f}{'':>14}")
+    print(f"{'    the position at stale rank d commits d-th':66}{accuracy['stale_rank']:22.2f}{'.22':>14}")
+    for name, paper in (("oracle-positions", "5.4-8.2x"), ("oracle-tokens", "3.4-6.5x")):
+        cuts = [oracle_cut(bench, name, budget) for budget in (8, 20)]
+        label = f"{name}: cut in passes, D = 8 / 20"
+        print(f"{label:66}{f'{cuts[0]:.1f}x / {cuts[1]:.1f}x':>22}{paper:>14}")
+
+
+def oracle_cut(bench, name, budget):
+    """Cut in denoise passes of an oracle, over all evaluation prompts."""
+    free = drafted = 0
+    for problem in (p for task in bench["args"].task for p in bench["problems"][task]):
+        prompt = bench["target"].encode(problem.prompt)
+        result, truth = draft_free(bench["target"], bench["decoder"], prompt)
+        draft = methods(budget, 0., None, None, None, truth)[name]
+        free += result.passes["denoise"]
+        drafted += speculate(bench["target"], bench["decoder"], prompt, draft).passes["denoise"]
+    return free / drafted
+
+
+# -------------------------------------------------------------------------------------------------- the trace
+
+def trace(bench):
+    """Write one prompt block by block: what each round drafted, which path was accepted, what was committed."""
+    target, args = bench["target"], bench["args"]
+    problem, budget = bench["problems"][args.task[0]][0], args.budget[0]
+    piece = [repr(target.tokenizer.decode([i]))[1:-1].replace(" ", "␣") for i in range(target.n_ids)]
+    rounds = []
+
+    def show(canvas, tree, path, following):
+        rounds.append(len(path))
+        print(f"\nround {len(rounds)}, block {canvas.block}: {len(tree.states) - 1} drafted, {len(path) - 1} accepted, 1 free")
+        print("  " + " ".join("·" if t == target.mask_id else piece[t] for t in canvas.state))
+        for u in range(1, len(tree.states)):
+            s, token = next((s, t) for s, (t, before) in enumerate(zip(tree.states[u], tree.states[tree.parents[u]])) if t != before)
+            depth, up = 0, u
+            while up:
+                depth, up = depth + 1, tree.parents[up]
+            print(f"    {'✓' if u in path else ' '} {'  ' * depth}{s:>2} {piece[token]:10} m={tree.masses[u]:.2f}")
+        last = tree.states[path[-1]]
+        free = [f"{s} {piece[t]}" for s, (t, before) in enumerate(zip(following, last if not canvas.is_complete(last) else canvas.blank)) if t != before]
+        print(f"    + free: {', '.join(free)}" + (" (in the next block)" if canvas.is_complete(last) else ""))
+    print(f"prompt: {problem.prompt}\n· undecided, ✓ accepted, indentation = depth in the tree, number = position in the block, m = mass")
+    draft = methods(budget, args.floor, bench["drafter"], bench["sets"], bench["cost"], {})["spot"]
+    result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
+    print(f"\n{len(result.written)} positions in {result.passes['denoise']} passes\n\n{target.decode(result.ids)}")
+
+
+# -------------------------------------------------------------------------------------------------- the run
+
+def open_run(args):
+    """The result file's contents: a new run, or the finished rows of an interrupted one with the same arguments."""
+    described = {key: value for key, value in vars(args).items() if key not in ("out", "plot")}
+    if os.path.exists(args.out):
+        try:
+            with open(args.out) as file:
+                run = json.load(file)
+        except json.JSONDecodeError:
+            raise ValueError(f"{args.out} is not a result file: choose another --out") from None
+        if run.get("arguments") != described:
+            raise ValueError(f"{args.out} holds a run with other arguments: give the same ones, or another --out")
+        return run
+    revision = subprocess.run(["git", "-C", dlm.HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return {"arguments": described, "revision": revision, "torch": torch.__version__, "transformers": transformers.__version__,
+            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads", "rows": []}
+
+
+def save_run(run, path):
+    """Write the result file, whole or not at all."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path + ".part", "w") as file:
+        json.dump(run, file)
+    os.replace(path + ".part", path)
+
+
+def run_all(bench, run, out):
+    """Measure every prompt that the run does not hold yet, saving after each; tasks alternate."""
+    args = bench["args"]
+    done = {(row["task"], row["index"]) for row in run["rows"]}
+    todo = [(task, i) for i in range(args.num_samples) for task in args.task if (task, i) not in done]
+    if todo:
+        measure_prompt(bench, *todo[0])                                                 # warm-up of every method
+    for n, (task, i) in enumerate(todo):
+        run["rows"] += measure_prompt(bench, task, i)
+        save_run(run, out)
+        print(f"\r{len(done) + n + 1}/{len(done) + len(todo)} prompts", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+
+
+def plot(rows, args):
+    """Cut over budget, one line per method, as an image (needs matplotlib)."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    for name in DRAFTED:
+        cuts = []
+        for budget in args.budget:
+            of = [[sum(row["passes"]["denoise"] for row in rows if row["task"] == task and row["method"] == m and row["budget"] == b)
+                   for m, b in (("draft-free", 0), (name, budget))] for task in args.task]
+            cuts.append(np.mean([free / drafted for free, drafted in of]))
+        pyplot.plot(args.budget, cuts, "o-", label=name)
+    pyplot.xlabel("budget D")
+    pyplot.ylabel("cut in denoise passes")
+    pyplot.legend()
+    pyplot.savefig(args.plot)
+
+
+def parse(argv=None):
+    parser = argparse.ArgumentParser(description="All methods side by side: passes, speed, exactness.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--model", default="embedded", help="the embedded target, or a folder in SDAR's hub layout")
+    parser.add_argument("--drafter", default=os.path.join(CHECKPOINTS, "order"), help="folder of an order drafter")
+    parser.add_argument("--graph", default=os.path.join(CHECKPOINTS, "graph.json"), help="calibrated draft sets")
+    parser.add_argument("--task", nargs="+", default=list(tasks.TASKS), choices=tasks.TASKS)
+    parser.add_argument("--num-samples", type=train.positive, default=12, help="prompts per task")
+    parser.add_argument("--gen-len", type=train.positive, default=160)
+    parser.add_argument("--budget", nargs="+", type=train.positive, default=[8], help="draft nodes per round, D; a list sweeps")
+    parser.add_argument("--floor", type=float, default=.02, help="γ: spot-floor drops nodes with less mass")
+    parser.add_argument("--rule", default="exact", choices=list(dlm.RULES), help="commit rule")
+    parser.add_argument("--precision", default="bfloat16", choices=list(dlm.PRECISIONS), help="of the confidence")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0, help="draws the evaluation prompts")
+    parser.add_argument("--out", help="result file; default runs/bench-<time>.json")
+    parser.add_argument("--plot", help="also draw cut over budget into this image file (needs matplotlib)")
+    parser.add_argument("--diagnose", action="store_true", help="print section 2's diagnostics instead")
+    parser.add_argument("--trace", action="store_true", help="show the first prompt round by round instead")
+    return parser.parse_args(argv)
+
+
+def prepare(args):
+    """Everything a run needs, loaded and checked before any work."""
+    target = dlm.load(args.model, args.device, getattr(torch, args.dtype))
+    decoder = dlm.Decoder(args.rule, precision=args.precision, gen_len=args.gen_len)
+    if args.rule != "exact" and (args.diagnose or args.trace):
+        raise ValueError(f"--diagnose and --trace show single commits: use --rule exact, not {args.rule}")
+    problems = {task: tasks.problems(task, "test", args.num_samples, args.seed) for task in args.task}
+    drafter, sets = load_drafter(args.drafter, args.device), ddtree.load_graph(args.graph)
+    prompt = target.encode(problems[args.task[0]][0].prompt)
+    cost = measure_cost(target, decoder, prompt, 2 + max(args.budget))
+    return {"args": args, "target": target, "decoder": decoder, "problems": problems, "drafter": drafter, "sets": sets, "cost": cost}
+
+
+def main(argv=None):
+    args = parse(argv)
+    args.out = args.out or os.path.join("runs", time.strftime("bench-%Y%m%d-%H%M%S.json"))
+    try:
+        bench = prepare(args)
+        if args.diagnose or args.trace:
+            return diagnose(bench) if args.diagnose else trace(bench)
+        run = open_run(args)
+        print(f"writing {args.out} after every prompt; to go on after an interruption, run the same command with --out {args.out}")
+        run_all(bench, run, args.out)
+        differing = report(bench, run["rows"])
+        if args.plot:
+            plot(run["rows"], args)
+        if differing and args.dtype != "bfloat16":
+            sys.exit(1)
+    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+        sys.exit(f"bench.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit(f"\nstopped; to go on, run the same command with --out {args.out}")
+
+
+if __name__ == "__main__":
+    main()
