@@ -29,7 +29,7 @@ import ddtree
 import dlm
 import tasks
 import train
-from drafter import load_drafter
+from drafter import Stale, load_drafter
 from verify import speculate
 
 FREE = ("draft-free", "published")                                  # loops without drafts: fused, and with a storing pass per block
@@ -39,12 +39,12 @@ CHECKPOINTS = os.path.join(dlm.HERE, "checkpoints")
 
 # --------------------------------------------------------------------------------------------------- measuring
 
-def methods(budget, floor, drafter, sets, cost, truth):
+def methods(budget, floor, drafter, sets, costs, truth):
     """{name: draft(stale, canvas)} at one budget; `truth` {block: states} is read by the oracles only."""
     at = partial(partial, budget=budget)
     return {"chain": at(ddtree.chain), "tree": at(ddtree.confidence_tree), "graph": at(ddtree.graph, sets=sets),
             "spot": at(ddtree.spot, drafter=drafter), "spot-floor": at(ddtree.spot, drafter=drafter, floor=floor),
-            "spot-cost": at(ddtree.spot_cost_aware, drafter=drafter, cost=cost),
+            "spot-cost": at(ddtree.spot_cost_aware, drafter=drafter, costs=costs),
             "oracle-positions": at(ddtree.oracle_positions, truth=truth), "oracle-tokens": at(ddtree.oracle_tokens, truth=truth)}
 
 
@@ -60,19 +60,29 @@ def draft_free(target, decoder, prompt, fused=True):
     return result, truth
 
 
-def measure_cost(target, decoder, prompt, largest, repeats=7):
-    """c(u): median seconds of one pass over u copies of a half-decided block behind the prompt, for u = 0 … largest."""
+def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
+    """Median seconds of passes over 1 … largest copies of a half-decided block behind the prompt, and of drafter calls (sizes
+    interleaved, unmeasured sizes interpolated)."""
     canvas = dlm.Canvas(target, decoder, prompt)
     half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
+    probs = target.forward([half], [canvas.block], canvas.prefix, {}).probs
     sizes = sorted({1, 2, 3, 5, 7, 9, 13, 17, 21, largest} & set(range(largest + 1)))
-    times = {u: [] for u in sizes}
-    for _ in range(repeats):                                                            # sizes interleaved
-        for u in sizes:
+    passes, drafts, first = {n: [] for n in sizes}, {n: [] for n in sizes}, []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        order = drafter.order(Stale(decoder, half, target.mask_id, probs))
+        order(np.zeros((1, len(probs)), dtype=bool))                                    # reads the stale features, then one call
+        first.append(time.perf_counter() - begin)
+        for n in sizes:
             begin = time.perf_counter()
-            decoder.transition(target.forward([half] * u, [canvas.block] * u, canvas.prefix, {}))
-            times[u].append(time.perf_counter() - begin)
-    medians = np.maximum.accumulate([np.median(times[u]) for u in sizes])
-    return np.interp(np.arange(largest + 1), [0] + sizes, [0] + medians.tolist()).tolist()
+            decoder.transition(target.forward([half] * n, [canvas.block] * n, canvas.prefix, {}))
+            passes[n].append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            order(np.zeros((n, len(probs)), dtype=bool))
+            drafts[n].append(time.perf_counter() - begin)
+    zero = max(0., np.median(first) - np.median(drafts[1]))
+    return ddtree.Costs(*(np.interp(np.arange(largest + 1), [0] + sizes, [start] + [np.median(times[n]) for n in sizes]).tolist()
+                          for start, times in ((0., passes), (zero, drafts))))
 
 
 def measure_prompt(bench, task, index):
@@ -84,7 +94,7 @@ def measure_prompt(bench, task, index):
     runs = [("published", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
             ("draft-free", 0, lambda: draft_free(target, decoder, prompt)[0])]
     for budget in args.budget:
-        for name, draft in methods(budget, args.floor, bench["drafter"], bench["sets"], bench["cost"], truth).items():
+        for name, draft in methods(budget, args.floor, bench["drafter"], bench["sets"], bench["costs"], truth).items():
             runs.append((name, budget, partial(speculate, target, decoder, prompt, draft)))
     rows, shift = [], index % len(runs)
     for name, budget, run in runs[shift:] + runs[:shift]:
@@ -168,7 +178,7 @@ def report(bench, rows):
     print("\n" + "\n".join(mean_cuts(rows, args)))
     print("\naccepted: draft nodes per round, the free commit not counted. cut: denoise passes of draft-free / of the method."
           "\nof oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run. pass over n copies, in passes over one: "
-          + ", ".join(f"{n}: {bench['cost'][n] / bench['cost'][1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(bench["cost"])))
+          + ", ".join(f"{n}: {bench['costs'].passes[n] / bench['costs'].passes[1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(bench["costs"].passes)))
     differing = [row for row in rows if row["differs"]]
     for row in differing:
         print(f"MISMATCH {row['method']} D={row['budget']} {row['task']} prompt {row['index']}: new token {row['differs']['position']}, "
@@ -240,7 +250,7 @@ def trace(bench):
         free = [f"{s} {piece[t]}" for s, (t, before) in enumerate(zip(following, last if not canvas.is_complete(last) else canvas.blank)) if t != before]
         print(f"    + free: {', '.join(free)}" + (" (in the next block)" if canvas.is_complete(last) else ""))
     print(f"prompt: {problem.prompt}\n· undecided, ✓ accepted, indentation = depth in the tree, number = position in the block, m = mass")
-    draft = methods(budget, args.floor, bench["drafter"], bench["sets"], bench["cost"], {})["spot"]
+    draft = methods(budget, args.floor, bench["drafter"], bench["sets"], bench["costs"], {})["spot"]
     result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
     print(f"\n{len(result.written)} positions in {result.passes['denoise']} passes\n\n{target.decode(result.ids)}")
 
@@ -329,6 +339,12 @@ def parse(argv=None):
 
 def prepare(args):
     """Everything a run needs, loaded and checked before any work."""
+    if not 0 <= args.floor < 1:
+        raise ValueError(f"--floor is {args.floor}: give a mass of at least 0 and under 1")
+    try:
+        torch.empty(0, device=args.device)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"there is no device {args.device!r} here: give cpu, or cuda where a GPU is installed") from None
     target = dlm.load(args.model, args.device, getattr(torch, args.dtype))
     decoder = dlm.Decoder(args.rule, precision=args.precision, gen_len=args.gen_len)
     if args.rule != "exact" and (args.diagnose or args.trace):
@@ -336,18 +352,18 @@ def prepare(args):
     problems = {task: tasks.problems(task, "test", args.num_samples, args.seed) for task in args.task}
     drafter, sets = load_drafter(args.drafter, args.device), ddtree.load_graph(args.graph)
     prompt = target.encode(problems[args.task[0]][0].prompt)
-    cost = measure_cost(target, decoder, prompt, 2 + max(args.budget))
-    return {"args": args, "target": target, "decoder": decoder, "problems": problems, "drafter": drafter, "sets": sets, "cost": cost}
+    costs = measure_costs(target, decoder, prompt, drafter, 2 + max(args.budget))
+    return {"args": args, "target": target, "decoder": decoder, "problems": problems, "drafter": drafter, "sets": sets, "costs": costs}
 
 
 def main(argv=None):
     args = parse(argv)
     args.out = args.out or os.path.join("runs", time.strftime("bench-%Y%m%d-%H%M%S.json"))
     try:
+        run = open_run(args)
         bench = prepare(args)
         if args.diagnose or args.trace:
             return diagnose(bench) if args.diagnose else trace(bench)
-        run = open_run(args)
         print(f"writing {args.out} after every prompt; to go on after an interruption, run the same command with --out {args.out}")
         run_all(bench, run, args.out)
         differing = report(bench, run["rows"])

@@ -36,22 +36,24 @@ def commit(state, position, token):
     return state[:position] + (token,) + state[position + 1:]
 
 
-def grow(stale, canvas, order, budget, floor=0., hedge=HEDGE):
+def grow(stale, canvas, order, budget, floor=0., hedge=HEDGE, go_on=None):
     """m(z) = m(y)·q(s|y)·p(v), m(root) = 1: the `budget` heaviest states, grown level by level (section 4).
 
     order: function from decided bool [N, k] to q [N, k] over the stale positions. Each level expands, in one call of it, those of the
     best nodes seen that are not expanded yet, until none is left: the same tree as one node at a time from a heap. A state
-    reached by two orders is one node with the larger mass [ours]. Nodes under `floor` (γ) are dropped. Nodes come
-    heaviest first, so a parent stands before its children.
+    reached by two orders is one node with the larger mass [ours]. Nodes under `floor` (γ) are dropped. go_on(masses of the best
+    nodes, masses of those to be expanded) may end the growth early. Nodes come heaviest first, so a parent stands before its children.
     """
+    if budget < 1:
+        raise ValueError(f"the budget is {budget}: give at least 1 draft node per round")
     positions, k = stale.positions, len(stale.positions)
-    tokens = stale.tokens[:, :2].tolist()
-    value = stale.top[:, :2].cpu().numpy().copy()                                       # p(v) of the two candidates
+    tokens = stale.best[1][:, :2].tolist()
+    value = stale.best[0][:, :2].cpu().numpy().copy()                                       # p(v) of the two candidates
     value[value[:, 0] >= hedge, 1] = 0
     mask_id = canvas.target.mask_id
     states, masses, parents, known = [canvas.state], [1.], [-1], {canvas.state}
     kept, frontier = [], [0]
-    while frontier:
+    while frontier and (go_on is None or go_on([masses[i] for i in kept], [masses[i] for i in frontier])):
         decided = np.array([[states[i][s] != mask_id for s in positions] for i in frontier])
         child = np.array([masses[i] for i in frontier])[:, None, None] * order(decided)[:, :, None] * value
         child = child.ravel()                                                           # [N·k·2]
@@ -76,16 +78,41 @@ def grow(stale, canvas, order, budget, floor=0., hedge=HEDGE):
     return Tree([states[i] for i in index], [masses[i] for i in index], [-1] + [index[parents[i]] for i in kept])
 
 
-def cost_aware(tree, cost, canvas):
-    """n = argmax (1 + Σ_{i≤n} m_i) / c(1 + n): the heaviest nodes whose expected commits pay for their pass [ours].
+@dataclass
+class Costs:
+    """Measured seconds [ours]: passes[u], one target pass over u units; drafts[n], one drafter call on n states, drafts[0] what a
+    round pays before its first call (reading the stale features)."""
+    passes: list
+    drafts: list
 
-    cost[u]: time of a pass over u units, 1 ≤ u < len(cost); a completed node needs two units, its own and the next block's.
+
+def best_rate(masses, costs, spent=0., complete=()):
+    """max_n (1 + Σ_{i≤n} m_i) / (c(1 + n) + spent) and its n: expected commits per second of a round [ours].
+
+    complete: indices of nodes that fill their block; such a node brings the next block into the pass and counts twice.
     """
-    units = 1 + np.cumsum([0] + [1 + canvas.is_complete(state) for state in tree.states[1:]])
-    gain = np.cumsum(tree.masses)
-    fits = units < len(cost)
-    rate = gain[fits] / np.asarray(cost)[units[fits]]
-    return tree.head(int(rate.argmax()))
+    units = 1 + np.cumsum([0] + [1 + (i in complete) for i in range(len(masses))])
+    measured = units < len(costs.passes)
+    rates = (1 + np.cumsum([0.] + masses))[measured] / (np.array(costs.passes)[units[measured]] + spent)
+    return rates.max(), int(rates.argmax())
+
+
+def worth_growing(costs, yield_=.7):
+    """A `go_on` for `grow`: another level is drafted only while it should raise the round's commits per second [ours].
+
+    The children of the nodes to be expanded are taken to hold `yield_` of those nodes' mass, in as many new nodes.
+    """
+    spent = [costs.drafts[0]]
+
+    def go_on(masses, frontier):
+        n, call = len(masses) + len(frontier), costs.drafts[min(len(frontier), len(costs.drafts) - 1)]
+        if n + 1 >= len(costs.passes):
+            return False
+        rate = best_rate(masses, costs, spent[0] if masses else 0.)[0]
+        hoped = (1 + sum(masses) + yield_ * sum(frontier)) / (costs.passes[n + 1] + spent[0] + call)
+        spent[0] += call
+        return hoped > rate
+    return go_on
 
 
 # ------------------------------------------------------------------------------------------------- the drafters
@@ -110,7 +137,7 @@ def path_tree(canvas, commits):
 
 def chain(stale, canvas, budget):
     """SSD-style: the D most confident stale positions in confidence order, with their stale top-1 tokens, as one path."""
-    return path_tree(canvas, [(stale.positions[j], int(stale.tokens[j, 0])) for j in undecided(stale, canvas)[:budget]])
+    return path_tree(canvas, [(stale.positions[j], int(stale.best[1][j, 0])) for j in undecided(stale, canvas)[:budget]])
 
 
 def confidence_order(stale, width):
@@ -152,7 +179,7 @@ def graph(stale, canvas, budget, sets):
         if parent is None or pairs[-1][0] >= len(ranked):
             continue
         i, j = next(iter(set(pairs) - set(parent)))
-        state = commit(tree.states[node[parent]], stale.positions[ranked[i]], int(stale.tokens[ranked[i], j]))
+        state = commit(tree.states[node[parent]], stale.positions[ranked[i]], int(stale.best[1][ranked[i], j]))
         if canvas.is_final(state):
             continue
         node[pairs] = len(tree.states)
@@ -167,9 +194,12 @@ def spot(stale, canvas, budget, drafter, floor=0.):
     return grow(stale, canvas, drafter.order(stale), budget, floor)
 
 
-def spot_cost_aware(stale, canvas, budget, drafter, cost):
-    """SPOT with the cost-aware budget: of at most `budget` nodes those that pay at the measured pass times `cost`."""
-    return cost_aware(spot(stale, canvas, budget, drafter), cost, canvas)
+def spot_cost_aware(stale, canvas, budget, drafter, costs):
+    """SPOT that drafts as far as the measured `costs` say it pays: of at most `budget` nodes those n that maximise
+    (1 + Σ_{i≤n} m_i) / c(1 + n), and no drafter call at all where none can pay [ours]."""
+    tree = grow(stale, canvas, drafter.order(stale), budget, go_on=worth_growing(costs))
+    complete = {i for i, state in enumerate(tree.states[1:]) if canvas.is_complete(state)}
+    return tree.head(best_rate(tree.masses[1:], costs, complete=complete)[1])
 
 
 # ------------------------------------------------------------------------------ oracles: what knowing the truth would give

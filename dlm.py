@@ -15,7 +15,6 @@ import os
 from dataclasses import dataclass, field
 
 import torch
-from safetensors import SafetensorError
 from transformers import AttentionInterface, Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -249,8 +248,10 @@ class Canvas:
             raise ValueError("the prompt is empty: give at least one token")
         if -(-(P + decoder.gen_len) // L) * L > context:
             raise ValueError(f"{P} prompt tokens and {decoder.gen_len} new ones exceed the context of {context}: shorten one of them")
-        self.target, self.decoder, self.prompt = target, decoder, P
         ids = prompt.tolist()
+        if target.mask_id in ids:
+            raise ValueError("the prompt holds the mask token: take it out, as it would be read as an undecided position")
+        self.target, self.decoder, self.prompt = target, decoder, P
         self.blank = (target.mask_id,) * L                                              # a block in which nothing is decided
         self.done = ids[:P // L * L]                                                    # tokens of finished blocks
         self.state = tuple(ids[len(self.done):]) + self.blank[P % L:]
@@ -341,20 +342,33 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None):
     try:
         with open(path) as file:
             raw = json.load(file)
-        config = Qwen3Config(**{key: raw[key] for key in CONFIG_FIELDS},
-                             rope_parameters=raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw["rope_theta"]})
-    except (json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"{path} is not a model's configuration ({type(error).__name__}: {error}): fetch it again") from None
+        config, ids = read_config(raw)
+    except Exception as error:                                                          # whatever a broken file makes the library raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{path} is not a usable configuration ({reason}): fetch it again") from None
     model = load_weights(Qwen3ForCausalLM, folder, config, device, dtype)
     tokenizer = None
     if any(os.path.exists(os.path.join(folder, file)) for file in ("tokenizer.json", "vocab.json")):
         tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
-    mask_id = raw.get("mask_token_id", tokenizer and tokenizer.convert_tokens_to_ids("<MASK>"))
-    block_size = block_size or raw.get("block_size")
-    if mask_id is None or block_size is None or block_size < 1:
-        raise ValueError(f"{path} names no usable block_size and mask_token_id: add them to it")
-    stops = raw.get("stop_token_ids") or [raw["eos_token_id"]]
-    return Target(model, tokenizer, block_size, mask_id, stops)
+        ids.setdefault("mask_id", tokenizer.convert_tokens_to_ids("<MASK>"))
+    ids["block_size"] = block_size or ids.get("block_size")
+    for name in ("block_size", "mask_id"):
+        if not isinstance(ids.get(name), int) or not 0 < ids[name] + (name == "mask_id"):
+            raise ValueError(f"{path} names no usable {name.replace('mask', 'mask_token')}: add it")
+    if max(ids["mask_id"], *ids["stop_ids"]) >= config.vocab_size:
+        raise ValueError(f"{path} names a mask or stop id outside the vocabulary of {config.vocab_size}: correct it")
+    return Target(model, tokenizer, **ids)
+
+
+def read_config(raw):
+    """The native configuration and the ids in a config.json of SDAR's layout: (Qwen3Config, {block_size, mask_id, stop_ids})."""
+    if raw.get("rope_scaling"):
+        raise ValueError("rope_scaling is not supported")
+    config = Qwen3Config(**{key: raw[key] for key in CONFIG_FIELDS},
+                         rope_parameters=raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw["rope_theta"]})
+    stops = raw.get("stop_token_ids", raw["eos_token_id"])
+    ids = {"block_size": raw.get("block_size"), "stop_ids": [int(i) for i in (stops if isinstance(stops, list) else [stops])]}
+    return config, ids | ({"mask_id": raw["mask_token_id"]} if "mask_token_id" in raw else {})
 
 
 def load_weights(cls, folder, config, device, dtype):
@@ -364,8 +378,9 @@ def load_weights(cls, folder, config, device, dtype):
     try:
         model, info = cls.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="block_units", use_safetensors=True,
                                           local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True)
-    except (SafetensorError, OSError, EOFError) as error:
-        raise ValueError(f"the weights in {folder} cannot be read ({error}): fetch them again") from None
+    except Exception as error:                                                          # a truncated file, or sizes no model can have
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"the weights in {folder} cannot be read ({reason}): fetch them again") from None
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(info[kind], key=str)[0]

@@ -9,10 +9,9 @@ What this file leaves out: growing a tree from q (ddtree.py), training (train.py
 """
 import json
 import os
-from dataclasses import dataclass
+from functools import cache, cached_property
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -22,47 +21,53 @@ TOP = 32                            # stale probabilities kept per position
 STALE_FEATURES = 2 * TOP + 8
 
 
-@dataclass
 class Stale:
-    """The conditionals of the last verified state, at its k masked positions.
+    """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter needs all.
 
-    positions: list of k offsets in the block; tokens int64 [k, 32] and top float32 [k, 32]: the 32 most probable tokens;
-    confidence [k]: top-1 probability at the decoder's precision; order: list, indices 0…k−1 by falling confidence, ties to the
-    lowest position, just as the decoder breaks them; features float32 [k, 72].
+    state: tuple of L ids; probs float [k, V]; decoder: rounds the confidence and breaks ties as it does when committing.
     """
-    positions: list
-    tokens: torch.Tensor
-    top: torch.Tensor
-    confidence: torch.Tensor
-    order: list
-    features: torch.Tensor
+
+    def __init__(self, decoder, state, mask_id, probs):
+        self.decoder, self.state, self.probs = decoder, state, probs
+        self.positions = [s for s, token in enumerate(state) if token == mask_id]       # k offsets in the block
+
+    @cached_property
+    def best(self):
+        """The 32 most probable tokens of each position: probabilities float32 [k, 32] and ids int64 [k, 32], zeros where V < 32."""
+        top, tokens = self.probs.topk(min(TOP, self.probs.shape[1]), -1)
+        return tuple(nn.functional.pad(part, (0, TOP - part.shape[1])) for part in (top.float(), tokens))
+
+    @cached_property
+    def confidence(self):
+        """Top-1 probability at the decoder's precision, float32 [k]."""
+        return self.decoder.rounded(self.probs.amax(-1)).float()
+
+    @cached_property
+    def order(self):
+        """Indices 0…k−1 by falling confidence, ties to the lowest position."""
+        return dlm.commit_order(self.confidence, torch.ones_like(self.confidence, dtype=torch.bool))[0].tolist()
+
+    @cached_property
+    @torch.inference_mode()
+    def features(self):
+        """The 72 stale features, float32 [k, 72]: top-32 probabilities, their logs (/10), 8 statistics [ours]."""
+        top, device = self.best[0], self.probs.device
+        L, k = len(self.state), len(self.positions)
+        positions = torch.tensor(self.positions, device=device, dtype=torch.float32)
+        rank = torch.empty(k, device=device)
+        rank[self.order] = torch.arange(k, device=device, dtype=torch.float32)
+        entropy = torch.special.entr(self.probs).sum(-1).float()
+        statistics = [top[:, 0], top[:, 0] - top[:, 1], entropy, 1 - top.sum(-1), rank / L, positions / L,
+                      nearest_decided(self.positions, L, device) / L, torch.full((k,), k / L, device=device)]
+        return torch.cat([top, top.clamp(min=1e-9).log() / 10, torch.stack(statistics, -1)], -1)
 
 
-@torch.inference_mode()
-def read_stale(decoder, state, mask_id, probs):
-    """The Stale of a verified `state` (tuple of L ids) and its conditionals `probs` [k, V]; section 3, statistics [ours]."""
-    L, k = len(state), len(probs)
-    masked = torch.tensor([token == mask_id for token in state], device=probs.device)
-    positions = masked.nonzero()[:, 0]
-    top, tokens = probs.topk(min(TOP, probs.shape[1]), -1)
-    top = nn.functional.pad(top, (0, TOP - top.shape[1])).float()                       # a vocabulary under 32 leaves zeros
-    confidence = decoder.rounded(probs.max(-1).values).float()
-    order, _ = dlm.commit_order(confidence, torch.ones_like(confidence, dtype=torch.bool))
-    rank = torch.empty(k, device=probs.device).scatter_(0, order, torch.arange(k, device=probs.device, dtype=torch.float32))
-    entropy = torch.special.entr(probs).sum(-1).float()
-    distance = nearest_decided(masked)[positions]
-    statistics = torch.stack([top[:, 0], top[:, 0] - top[:, 1], entropy, 1 - top.sum(-1), rank / L, positions / L, distance / L,
-                              torch.full((k,), k / L, device=probs.device)], -1)
-    features = torch.cat([top, top.clamp(min=1e-9).log() / 10, statistics], -1)
-    return Stale(positions.tolist(), tokens, top, confidence, order.tolist(), features)
-
-
-def nearest_decided(masked):
-    """Distance from every position to the nearest decided one of its block, L where there is none. bool [L] -> float32 [L]."""
-    L = len(masked)
-    at = torch.arange(L, device=masked.device, dtype=torch.float32)
-    gaps = (at[:, None] - at).abs().masked_fill(masked, L)
-    return gaps.min(1).values
+def nearest_decided(positions, L, device):
+    """Distance from each of the k masked `positions` to the nearest decided one of its block, L where there is none. float32 [k]."""
+    decided = [s for s in range(L) if s not in set(positions)]
+    if not decided:
+        return torch.full((len(positions),), float(L), device=device)
+    return torch.tensor([float(min(abs(s - d) for d in decided)) for s in positions], device=device)
 
 
 class OrderDrafter(nn.Module):
@@ -95,15 +100,17 @@ class OrderDrafter(nn.Module):
         x = projected + nn.functional.linear(path, self.input.weight[:, STALE_FEATURES:])
         return self.head(self.encoder(x)).squeeze(-1).masked_fill(decided, -torch.inf)
 
-    @torch.inference_mode()
     def order(self, stale):
         """For one round: a function from decided, bool numpy [N, k], to q, float32 numpy [N, k]."""
         device = self.input.weight.device
-        projected = self.project(stale.features.to(device), torch.tensor(stale.positions, device=device))[None]
+
+        @cache                                                                          # once a round, and only if it is asked for
+        def projected():
+            return self.project(stale.features.to(device), torch.tensor(stale.positions, device=device))[None]
 
         @torch.inference_mode()
         def q(decided):
-            return self(projected, torch.from_numpy(decided).to(device)).softmax(-1).cpu().numpy()
+            return self(projected(), torch.from_numpy(decided).to(device)).softmax(-1).cpu().numpy()
         return q
 
     def save(self, folder, **about):
@@ -123,7 +130,7 @@ def load_drafter(folder, device="cpu"):
         with open(path) as file:
             drafter = OrderDrafter(**json.load(file)["shape"])
         drafter.load_state_dict(load_file(os.path.join(folder, "model.safetensors")))
-    except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, json.JSONDecodeError) as error:
-        first = " ".join(str(error).split())
-        raise ValueError(f"the drafter in {folder} cannot be loaded ({first}): fetch or train it again") from None
+    except Exception as error:                                                          # whatever a broken file makes torch or json raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"the drafter in {folder} cannot be loaded ({reason}): fetch or train it again") from None
     return drafter.eval().to(device)

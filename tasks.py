@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 TASKS = ("arithmetic", "code")
 TEST_SHARE = 10                     # one content in ten is a test content
+MOST = 20000                        # distinct prompts that are drawn at most
 LARGEST = 30                        # no value in an arithmetic story exceeds this
 NAMES = "Mia Tom Ana Leo Sam Eva Ben Zoe Max Lily Omar Ruth Nina Paul Iris Hugo".split()
 ITEMS = "apples books coins pens shells stamps cards stones plums cups keys balls nuts eggs cakes toys".split()
@@ -209,8 +210,8 @@ def problems(task, split, n, seed=0):
     """`n` problems of `task` with distinct prompts, all of whose contents lie in `split` ('train' or 'test')."""
     if task not in GENERATORS:
         raise ValueError(f"unknown task {task!r}: choose from {', '.join(TASKS)}")
-    if n < 1:
-        raise ValueError(f"{n} problems asked for: ask for at least 1")
+    if not 1 <= n <= MOST:
+        raise ValueError(f"{n} problems asked for: ask for 1 to {MOST}")
     rng, seen, found = random.Random(f"{task} {split} {seed}"), set(), []
     while len(found) < n:
         problem = GENERATORS[task](rng)
@@ -235,7 +236,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 program, name, inputs = json.load(sys.stdin)
 space = {"__builtins__": {k: __builtins__.__dict__[k] for k in %r}}
 exec(compile(program, "answer", "exec"), space)
-sys.stdout.write(json.dumps([space[name](xs) for xs in inputs]))
+sys.stdout.write(json.dumps([space[name](xs) for xs in inputs])[:1 << 20])
 """
 
 
@@ -263,15 +264,14 @@ def run_program(program, name, inputs, seconds=4):
         done = subprocess.run([sys.executable, "-I", "-S", "-c", RUNNER % (sorted(SAFE_CALLS),)], capture_output=True,
                               input=json.dumps([program, name, inputs]), text=True, timeout=seconds)
         return json.loads(done.stdout) if done.returncode == 0 else None
-    except (subprocess.TimeoutExpired, json.JSONDecodeError):
+    except (subprocess.TimeoutExpired, json.JSONDecodeError, RecursionError):
         return None
 
 
 def score(problem, text):
-    """True if the answer text is right: the number after the last `####`, or a first code fence that passes every case."""
+    """True if the answer text is right: what follows the last `####` is the number, or the first code fence passes every case."""
     if problem.task == "arithmetic":
-        found = re.findall(r"####\s*(-?\d+)", text)
-        return bool(found) and int(found[-1]) == problem.gold
+        return "####" in text and text.rsplit("####", 1)[1].strip() == str(problem.gold)
     fence = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     name, pairs = problem.gold
     return fence is not None and run_program(fence[1], name, [xs for xs, _ in pairs]) == [out for _, out in pairs]

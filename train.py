@@ -30,7 +30,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 import dlm
 import tasks
-from drafter import OrderDrafter, read_stale
+from drafter import OrderDrafter, Stale
 
 BLOCK = 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<MASK>"]
@@ -230,7 +230,7 @@ class Recorder:
     def __call__(self, i, canvas, state, probs, following):
         passes, step = self.open.setdefault(i, ([], {}))
         step.update({s: len(passes) for s, (before, after) in enumerate(zip(state, following)) if before != after})
-        passes.append((canvas.block - canvas.prompt // len(state), read_stale(self.decoder, state, canvas.target.mask_id, probs)))
+        passes.append((canvas.block - canvas.prompt // len(state), Stale(self.decoder, state, canvas.target.mask_id, probs)))
         if canvas.is_complete(following):
             self.records += [self.record(n, block, stale, step, following) for n, (block, stale) in enumerate(passes)]
             del self.open[i]
@@ -239,10 +239,18 @@ class Recorder:
         k = len(stale.positions)
         rank = torch.empty(k, dtype=torch.int64)
         rank[torch.tensor(stale.order)] = torch.arange(k)
-        hit = stale.tokens == torch.tensor([final[s] for s in stale.positions])[:, None]
+        hit = stale.best[1] == torch.tensor([final[s] for s in stale.positions])[:, None]
         token_rank = torch.where(hit.any(1), hit.int().argmax(1), 255)
         return {"count": torch.tensor([k]), "block": torch.tensor([block]), "position": torch.tensor(stale.positions), "rank": rank,
                 "when": torch.tensor([step[s] - n for s in stale.positions]), "token_rank": token_rank, "features": stale.features}
+
+
+def equally_long(prompts, most):
+    """Batches of at most `most` equally long prompts."""
+    by_length = {}
+    for prompt in prompts:
+        by_length.setdefault(len(prompt), []).append(prompt)
+    return [same[i:i + most] for same in by_length.values() for i in range(0, len(same), most)]
 
 
 def collect(target, decoder, prompts, batch=16):
@@ -251,30 +259,28 @@ def collect(target, decoder, prompts, batch=16):
     count, block (index counted from the answer's first) [S] for S passes; position, when, rank (by stale confidence), token_rank
     (255 = not among the 32) uint8 [Σk] and features float16 [Σk, 72] for their masked positions.
     """
-    recorder, by_length = Recorder(decoder), {}
-    for prompt in prompts:
-        by_length.setdefault(len(prompt), []).append(prompt)
-    for same in by_length.values():
-        for i in range(0, len(same), batch):
-            lockstep(target, decoder, same[i:i + batch], recorder)
+    recorder = Recorder(decoder)
+    for together in equally_long(prompts, batch):
+        lockstep(target, decoder, together, recorder)
     joined = {name: torch.cat([record[name] for record in recorder.records]) for name in FIELDS}
     return {name: value.half() if name == "features" else value.to(torch.uint8) for name, value in joined.items()}
 
 
-def collect_shards(model, folder, n, shard, gen_len, seed):
+def collect_shards(model, folder, n, per_shard, gen_len, seed):
     """Write trajectories of `n` training prompts of every task as safetensors shards; shards that exist are kept."""
     target, decoder = dlm.load(model), dlm.Decoder(gen_len=gen_len)
     drawn = [tasks.problems(task, "train", math.ceil(n * share), seed) for task, share in MIX.items()]
     prompts = [target.encode(p.prompt) for problems in drawn for p in problems]
-    prompts = [prompts[i] for i in np.random.default_rng(seed).permutation(len(prompts))]
+    batches = equally_long(prompts, 16)
+    batches = [batches[i] for i in np.random.default_rng(seed).permutation(len(batches))]
     os.makedirs(folder, exist_ok=True)
     begin = time.time()
-    for start in range(0, len(prompts), shard):
-        path = os.path.join(folder, f"{start // shard:04d}.safetensors")
+    for i, start in enumerate(range(0, len(batches), per_shard)):
+        path = os.path.join(folder, f"{i:04d}.safetensors")
         if not os.path.exists(path):
-            save_file(collect(target, decoder, prompts[start:start + shard]), path + ".part")
+            save_file(collect(target, decoder, sum(batches[start:start + per_shard], [])), path + ".part")
             os.replace(path + ".part", path)
-        print(f"{min(start + shard, len(prompts))}/{len(prompts)} prompts  {(time.time() - begin) / 60:.1f} min", flush=True)
+        print(f"{min(start + per_shard, len(batches))}/{len(batches)} batches  {(time.time() - begin) / 60:.1f} min", flush=True)
 
 
 def join(shards):
@@ -424,7 +430,7 @@ def parse(argv=None):
     collection.add_argument("--model", default="embedded")
     collection.add_argument("--out", default="runs/trajectories")
     collection.add_argument("--num-prompts", type=positive, default=3000)
-    collection.add_argument("--shard", type=positive, default=150, help="prompts per file")
+    collection.add_argument("--shard", type=positive, default=10, help="batches of up to 16 prompts per file")
     collection.add_argument("--gen-len", type=positive, default=160)
     order = commands.add_parser("order", help="train the order drafter on trajectories")
     order.add_argument("--data", default="runs/trajectories")

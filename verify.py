@@ -13,7 +13,7 @@ import time
 
 from ddtree import root_only
 from dlm import Canvas, Generation
-from drafter import read_stale
+from drafter import Stale
 
 
 def accept(states, following):
@@ -46,7 +46,7 @@ def speculate(target, decoder, prompt, draft, match=accept, watch=None):
         # 1. draft from the conditionals of the last verified state, of which the current one is the transition
         start = time.perf_counter()
         blind = verified is None or canvas.is_complete(canvas.state)
-        tree = root_only(canvas) if blind else draft(read_stale(decoder, *verified), canvas)
+        tree = root_only(canvas) if blind else draft(Stale(decoder, *verified), canvas)
         drafted = time.perf_counter()
         # 2. one pass over the root, all nodes and the next blocks behind finished ones
         states, blocks, parents = lay_out(canvas, tree)
@@ -61,6 +61,9 @@ def speculate(target, decoder, prompt, draft, match=accept, watch=None):
         last = path[-1]
         if watch:
             watch(canvas, tree, path, following[last])
+        if canvas.is_final(tree.states[last]):                                          # drafted to the very end
+            canvas.state = tree.states[last]
+            break
         if canvas.is_complete(tree.states[last]):                                       # its next block was in the pass
             canvas.advance(tree.states[last], out, last)
             last = next(child for child, parent in parents.items() if parent == last)
