@@ -26,8 +26,8 @@ def accept(states, following):
 
 
 def lay_out(canvas, tree):
-    """The pass's units: every node, then a blank next block behind each complete one. Returns (states, blocks, parents)."""
-    complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state)]
+    """The pass's units: every node, then a blank next block behind each complete one, unless it is the last. (states, blocks, parents)."""
+    complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state) and not canvas.is_final(state)]
     n = len(tree.states)
     return (tree.states + [canvas.blank] * len(complete), [canvas.block] * n + [canvas.block + 1] * len(complete),
             {n + i: u for i, u in enumerate(complete)})
@@ -59,15 +59,12 @@ def speculate(target, decoder, prompt, draft, match=accept, watch=None):
         path = match(tree.states, following[:len(tree.states)])
         accepted.append(len(path) - 1)
         last = path[-1]
+        unit = next((child for child, parent in parents.items() if parent == last), last)    # the next block's, if `last` is complete
         if watch:
-            watch(canvas, tree, path, following[last])
-        if canvas.is_final(tree.states[last]):                                          # drafted to the very end
-            canvas.state = tree.states[last]
-            break
-        if canvas.is_complete(tree.states[last]):                                       # its next block was in the pass
+            watch(canvas, tree, path, following[unit])
+        if unit != last:
             canvas.advance(tree.states[last], out, last)
-            last = next(child for child, parent in parents.items() if parent == last)
-        verified = states[last], target.mask_id, out.unit(last)
-        canvas.state = following[last]                                                  # the free commit
+        verified = states[unit], target.mask_id, out.unit(unit)
+        canvas.state = following[unit]                                                  # the free commit
     seconds["rest"] = time.perf_counter() - begin - sum(seconds.values())
     return Generation(canvas.answer(), canvas.written(), canvas.passes, accepted, seconds)
