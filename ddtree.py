@@ -105,12 +105,10 @@ def worth_growing(costs, yield_=.7):
     spent = [costs.drafts[0]]
 
     def go_on(masses, frontier):
-        n, call = len(masses) + len(frontier), costs.drafts[min(len(frontier), len(costs.drafts) - 1)]
-        if n + 1 >= len(costs.passes):
-            return False
+        units, call = (min(n, len(times) - 1) for n, times in ((1 + len(masses) + len(frontier), costs.passes), (len(frontier), costs.drafts)))
         rate = best_rate(masses, costs, spent[0] if masses else 0.)[0]
-        hoped = (1 + sum(masses) + yield_ * sum(frontier)) / (costs.passes[n + 1] + spent[0] + call)
-        spent[0] += call
+        hoped = (1 + sum(masses) + yield_ * sum(frontier)) / (costs.passes[units] + spent[0] + costs.drafts[call])
+        spent[0] += costs.drafts[call]
         return hoped > rate
     return go_on
 
