@@ -5,13 +5,15 @@
     python bench.py --diagnose                      # why the order matters (section 2), beside the paper's figures
     python bench.py --trace                         # one prompt, round by round
 
-Every prompt is decoded by every method in one process, the order of methods rotating from prompt to prompt, after a warm-up of each.
-The clock covers a whole generation, drafting included. Headline figures are totals over prompts: passes per answer, the cut
-in denoise passes over the fused draft-free loop, new tokens per second as a ratio to it. The result file is written after every prompt;
-given again as --out with the same arguments, an interrupted run goes on.
+Every prompt is decoded by every method in one process, the order of methods rotating from prompt to prompt, after a
+warm-up of each. The clock covers a whole generation, drafting included. Headline figures are totals over prompts:
+passes per answer, the cut in denoise passes over the fused draft-free loop, new tokens per second as a ratio to it.
+The result file is written after every prompt; given again as --out with the same arguments, an interrupted run goes
+on.
 
 What this file leaves out: sampling, and the public benchmarks.
 """
+
 import argparse
 import json
 import os
@@ -32,37 +34,46 @@ import train
 from drafter import Stale, load_drafter
 from verify import speculate
 
-FREE = ("draft-free", "published")                                  # loops without drafts: fused, and with a storing pass per block
+FREE = ("draft-free", "published")  # loops without drafts: fused, and with a storing pass per block
 DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "spot-cost", "oracle-positions", "oracle-tokens")
 CHECKPOINTS = os.path.join(dlm.HERE, "checkpoints")
 
 
 # --------------------------------------------------------------------------------------------------- measuring
 
+
 def methods(budget, floor, drafter, sets, costs, truth):
     """{name: draft(stale, canvas)} at one budget; `truth` {block: states} is read by the oracles only."""
     at = partial(partial, budget=budget)
-    return {"chain": at(ddtree.chain), "tree": at(ddtree.confidence_tree), "graph": at(ddtree.graph, sets=sets),
-            "spot": at(ddtree.spot, drafter=drafter), "spot-floor": at(ddtree.spot, drafter=drafter, floor=floor),
-            "spot-cost": at(ddtree.spot_cost_aware, drafter=drafter, costs=costs),
-            "oracle-positions": at(ddtree.oracle_positions, truth=truth), "oracle-tokens": at(ddtree.oracle_tokens, truth=truth)}
+    return {
+        "chain": at(ddtree.chain),
+        "tree": at(ddtree.confidence_tree),
+        "graph": at(ddtree.graph, sets=sets),
+        "spot": at(ddtree.spot, drafter=drafter),
+        "spot-floor": at(ddtree.spot, drafter=drafter, floor=floor),
+        "spot-cost": at(ddtree.spot_cost_aware, drafter=drafter, costs=costs),
+        "oracle-positions": at(ddtree.oracle_positions, truth=truth),
+        "oracle-tokens": at(ddtree.oracle_tokens, truth=truth),
+    }
 
 
 def draft_free(target, decoder, prompt, fused=True):
-    """A timed draft-free generation and the states each block went through, {block: [blank or prompt state, …, complete]}."""
+    """A timed draft-free generation and the states each block went through, {block: [blank or prompt state, …,
+    complete]}."""
     truth, begin = {}, time.perf_counter()
 
     def watch(canvas, state, probs, following):
         truth.setdefault(canvas.block, [state]).append(following)
+
     result = dlm.generate(target, decoder, prompt, fused, watch)
     total = time.perf_counter() - begin
-    result.seconds = {"draft": 0., "target": total, "rest": 0.}
+    result.seconds = {"draft": 0.0, "target": total, "rest": 0.0}
     return result, truth
 
 
 def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
-    """Median seconds of passes over 1 … largest copies of a half-decided block behind the prompt, and of drafter calls (sizes
-    interleaved, unmeasured sizes interpolated)."""
+    """Median seconds of passes over 1 … largest copies of a half-decided block behind the prompt, and of drafter
+    calls (sizes interleaved, unmeasured sizes interpolated)."""
     canvas = dlm.Canvas(target, decoder, prompt)
     half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
     probs = target.forward([half], [canvas.block], canvas.prefix, {}).probs
@@ -71,7 +82,7 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
     for _ in range(repeats):
         begin = time.perf_counter()
         order = drafter.order(Stale(decoder, half, target.mask_id, probs))
-        order(np.zeros((1, len(probs)), dtype=bool))                                    # reads the stale features, then one call
+        order(np.zeros((1, len(probs)), dtype=bool))  # reads the stale features, then one call
         first.append(time.perf_counter() - begin)
         for n in sizes:
             begin = time.perf_counter()
@@ -80,9 +91,13 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
             begin = time.perf_counter()
             order(np.zeros((n, len(probs)), dtype=bool))
             drafts[n].append(time.perf_counter() - begin)
-    zero = max(0., np.median(first) - np.median(drafts[1]))
-    return ddtree.Costs(*(np.interp(np.arange(largest + 1), [0] + sizes, [start] + [np.median(times[n]) for n in sizes]).tolist()
-                          for start, times in ((0., passes), (zero, drafts))))
+    zero = max(0.0, np.median(first) - np.median(drafts[1]))
+    return ddtree.Costs(
+        *(
+            np.interp(np.arange(largest + 1), [0] + sizes, [start] + [np.median(times[n]) for n in sizes]).tolist()
+            for start, times in ((0.0, passes), (zero, drafts))
+        )
+    )
 
 
 def measure_prompt(bench, task, index):
@@ -91,37 +106,59 @@ def measure_prompt(bench, task, index):
     problem = bench["problems"][task][index]
     prompt = target.encode(problem.prompt)
     reference, truth = draft_free(target, decoder, prompt)
-    runs = [("published", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
-            ("draft-free", 0, lambda: draft_free(target, decoder, prompt)[0])]
+    runs = [
+        ("published", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
+        ("draft-free", 0, lambda: draft_free(target, decoder, prompt)[0]),
+    ]
     for budget in args.budget:
         for name, draft in methods(budget, args.floor, bench["drafter"], bench["sets"], bench["costs"], truth).items():
             runs.append((name, budget, partial(speculate, target, decoder, prompt, draft)))
     rows, shift = [], index % len(runs)
     for name, budget, run in runs[shift:] + runs[:shift]:
         result = run()
-        rows.append({"task": task, "index": index, "method": name, "budget": budget, "passes": result.passes,
-                     "tokens": len(result.written), "accepted": result.accepted, "seconds": result.seconds,
-                     "right": tasks.score(problem, target.decode(result.ids)),
-                     "differs": None if result.written == reference.written else divergence(bench, prompt, truth, reference, result)})
+        rows.append(
+            {
+                "task": task,
+                "index": index,
+                "method": name,
+                "budget": budget,
+                "passes": result.passes,
+                "tokens": len(result.written),
+                "accepted": result.accepted,
+                "seconds": result.seconds,
+                "right": tasks.score(problem, target.decode(result.ids)),
+                "differs": None
+                if result.written == reference.written
+                else divergence(bench, prompt, truth, reference, result),
+            }
+        )
     return rows
 
 
 def divergence(bench, prompt, truth, reference, result):
-    """Where two texts part: the first differing new token and the confidence margin of the draft-free step that wrote it."""
+    """Where two texts part: the first differing new token and the confidence margin of the draft-free step that wrote
+    it."""
     target, decoder = bench["target"], bench["decoder"]
-    at = next((i for i, (a, b) in enumerate(zip(reference.written, result.written)) if a != b), min(len(reference.written), len(result.written)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(reference.written, result.written)) if a != b),
+        min(len(reference.written), len(result.written)),
+    )
     block, offset = divmod(len(prompt) + at, target.block_size)
     margins = []
 
     def watch(canvas, state, probs, following):
         if canvas.block == block and (state[offset] != following[offset]):
-            _, confidence = dlm.commit_order(decoder.rounded(probs.max(-1).values), torch.ones(len(probs), dtype=torch.bool))
+            _, confidence = dlm.commit_order(
+                decoder.rounded(probs.max(-1).values), torch.ones(len(probs), dtype=torch.bool)
+            )
             margins.append(float(confidence[0] - confidence[min(1, len(confidence) - 1)]))
+
     dlm.generate(target, decoder, prompt, watch=watch)
     return {"position": at, "margin": margins[0] if margins else None}
 
 
 # --------------------------------------------------------------------------------------------------- reporting
+
 
 def summary(rows):
     """Totals of one method's rows: passes per answer by kind, rounds, accepted per drafted round, rates and shares."""
@@ -129,39 +166,57 @@ def summary(rows):
     passes = {kind: sum(row["passes"][kind] for row in rows) / n for kind in ("prefill", "denoise", "kv_commit")}
     accepted = [a for row in rows for a in row["accepted"]]
     total = sum(seconds.values())
-    return {**passes, "accepted": float(np.mean(accepted)) if accepted else 0., "rate": sum(row["tokens"] for row in rows) / total,
-            "shares": {stage: part / total for stage, part in seconds.items()}, "right": sum(row["right"] for row in rows),
-            "exact": sum(row["differs"] is None for row in rows), "n": n}
+    return {
+        **passes,
+        "accepted": float(np.mean(accepted)) if accepted else 0.0,
+        "passes": sum(passes.values()),
+        "rate": sum(row["tokens"] for row in rows) / total,
+        "shares": {stage: part / total for stage, part in seconds.items()},
+        "right": sum(row["right"] for row in rows),
+        "exact": sum(row["differs"] is None for row in rows),
+        "n": n,
+    }
 
 
 def table(rows, task, budget):
     """The table of one task and budget as lines of text; task None: the mean over tasks of cuts and ratios."""
     chosen = [row for row in rows if row["task"] == task and row["budget"] in (0, budget)]
-    found = {name: summary(same) for name in FREE + DRAFTED if (same := [row for row in chosen if row["method"] == name])}
+    found = {
+        name: summary(same) for name in FREE + DRAFTED if (same := [row for row in chosen if row["method"] == name])
+    }
     base, oracle = found["draft-free"], found["oracle-positions"]
-    lines = [f"{task}, D = {budget}, {base['n']} prompts",
-             f"{'':17}{'prefill':>8}{'denoise':>8}{'kv':>5}{'sum':>7}{'cut':>7}{'of oracle':>10}{'accepted':>9}"
-             f"{'tokens/s':>9}{'draft/target/rest':>19}{'accuracy':>9}{'exact':>8}"]
+    lines = [
+        f"{task}, D = {budget}, {base['n']} prompts",
+        f"{'':17}{'prefill':>8}{'denoise':>8}{'kv':>5}{'sum':>7}{'cut':>7}{'of oracle':>10}{'accepted':>9}"
+        f"{'tokens/s':>9}{'draft/target/rest':>19}{'accuracy':>9}{'exact':>8}",
+    ]
     for name, s in found.items():
         cut, shares = base["denoise"] / s["denoise"], "/".join(f"{100 * share:.0f}" for share in s["shares"].values())
         of_oracle = "" if name in FREE else f"{cut / (base['denoise'] / oracle['denoise']):.0%}"
-        lines.append(f"{name:17}{s['prefill']:8.1f}{s['denoise']:8.1f}{s['kv_commit']:5.1f}{s['prefill'] + s['denoise'] + s['kv_commit']:7.1f}"
-                     f"{cut:6.2f}x{of_oracle:>10}{s['accepted']:9.2f}{s['rate'] / base['rate']:8.2f}x{shares + ' %':>19}"
-                     f"{s['right'] / s['n']:9.0%}{s['exact']:>5}/{s['n']}")
+        lines.append(
+            f"{name:17}{s['prefill']:8.1f}{s['denoise']:8.1f}{s['kv_commit']:5.1f}{s['passes']:7.1f}"
+            f"{cut:6.2f}x{of_oracle:>10}{s['accepted']:9.2f}{s['rate'] / base['rate']:8.2f}x{shares + ' %':>19}"
+            f"{s['right'] / s['n']:9.0%}{s['exact']:>5}/{s['n']}"
+        )
     return lines
 
 
 def mean_cuts(rows, args):
-    """Mean over tasks of the cut in denoise passes and of the tokens/s ratio, one line per method, one column pair per budget."""
-    lines = ["mean over tasks: cut in denoise passes (tokens/s ratio), both over fused draft-free",
-             f"{'':17}" + "".join(f"{f'D = {budget}':>17}" for budget in args.budget)]
+    """Mean over tasks of the cut in denoise passes and of the tokens/s ratio, one line per method, one column pair
+    per budget."""
+    lines = [
+        "mean over tasks: cut in denoise passes (tokens/s ratio), both over fused draft-free",
+        f"{'':17}" + "".join(f"{f'D = {budget}':>17}" for budget in args.budget),
+    ]
     for name in DRAFTED:
         cells = []
         for budget in args.budget:
             pairs = []
             for task in args.task:
-                free, drafted = (summary([row for row in rows if row["task"] == task and row["method"] == m and row["budget"] == b])
-                                 for m, b in (("draft-free", 0), (name, budget)))
+                free, drafted = (
+                    summary([row for row in rows if row["task"] == task and row["method"] == m and row["budget"] == b])
+                    for m, b in (("draft-free", 0), (name, budget))
+                )
                 pairs.append((free["denoise"] / drafted["denoise"], drafted["rate"] / free["rate"]))
             cut, rate = np.mean(pairs, 0)
             cells.append(f"{f'{cut:.2f}x ({rate:.2f}x)':>17}")
@@ -176,13 +231,23 @@ def report(bench, rows):
         for budget in args.budget:
             print("\n" + "\n".join(table(rows, task, budget)))
     print("\n" + "\n".join(mean_cuts(rows, args)))
-    print("\naccepted: draft nodes per round, the free commit not counted. cut: denoise passes of draft-free / of the method."
-          "\nof oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run. pass over n copies, in passes over one: "
-          + ", ".join(f"{n}: {bench['costs'].passes[n] / bench['costs'].passes[1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(bench["costs"].passes)))
+    print(
+        "\naccepted: draft nodes per round, the free commit not counted. cut: denoise passes of draft-free / of the"
+        "\nmethod. of oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run."
+        "\ntime of a pass over n copies, in passes over one: "
+        + ", ".join(
+            f"{n}: {bench['costs'].passes[n] / bench['costs'].passes[1]:.1f}"
+            for n in (3, 5, 9, 13, 21)
+            if n < len(bench["costs"].passes)
+        )
+    )
     differing = [row for row in rows if row["differs"]]
     for row in differing:
-        print(f"MISMATCH {row['method']} D={row['budget']} {row['task']} prompt {row['index']}: new token {row['differs']['position']}, "
-              f"margin {row['differs']['margin']}")
+        print(
+            f"MISMATCH {row['method']} D={row['budget']} {row['task']} prompt {row['index']}: "
+            f"new token {row['differs']['position']}, "
+            f"margin {row['differs']['margin']}"
+        )
     return len(differing)
 
 
@@ -195,10 +260,17 @@ def diagnose(bench):
     first, hit, coming = data["block"][state] == 0, data["token_rank"] == 0, (data["when"] >= 1) & (data["when"] <= 8)
     missed = torch.zeros(len(data["count"])).index_add_(0, state, (coming & (data["token_rank"] >= 8)).float())
     print(f"{'diagnostic':66}{'here':>22}{'paper':>14}")
-    print(f"{'stale argmax = finally committed token, first block / later':66}"
-          f"{f'{hit[first].float().mean():.2f} / {hit[~first].float().mean():.2f}':>22}{'.92 / ≥ .90':>14}")
-    print(f"{'8 stale candidates per position cover the next 8 commits':66}{(missed == 0).float().mean():22.2f}{'.89':>14}")
-    best = torch.full((len(data["count"]),), 999).scatter_reduce_(0, state, data["rank"] + 256 * (data["when"] == 0), "amin")
+    print(
+        f"{'stale argmax = finally committed token, first block / later':66}"
+        f"{f'{hit[first].float().mean():.2f} / {hit[~first].float().mean():.2f}':>22}{'.92 / ≥ .90':>14}"
+    )
+    print(
+        f"{'8 stale candidates per position cover the next 8 commits':66}"
+        f"{(missed == 0).float().mean():22.2f}{'.89':>14}"
+    )
+    best = torch.full((len(data["count"]),), 999).scatter_reduce_(
+        0, state, data["rank"] + 256 * (data["when"] == 0), "amin"
+    )
     leads = (data["rank"] == best[state]) & (data["when"] > 0)
     for block in range(int(data["block"].max()) + 1):
         chosen = leads & (data["block"][state] == block)
@@ -221,13 +293,14 @@ def oracle_cut(bench, name, budget):
     for problem in (p for task in bench["args"].task for p in bench["problems"][task]):
         prompt = bench["target"].encode(problem.prompt)
         result, truth = draft_free(bench["target"], bench["decoder"], prompt)
-        draft = methods(budget, 0., None, None, None, truth)[name]
+        draft = methods(budget, 0.0, None, None, None, truth)[name]
         free += result.passes["denoise"]
         drafted += speculate(bench["target"], bench["decoder"], prompt, draft).passes["denoise"]
     return free / drafted
 
 
 # -------------------------------------------------------------------------------------------------- the trace
+
 
 def trace(bench):
     """Write one prompt block by block: what each round drafted, which path was accepted, what was committed."""
@@ -238,24 +311,38 @@ def trace(bench):
 
     def show(canvas, tree, path, following):
         rounds.append(len(path))
-        print(f"\nround {len(rounds)}, block {canvas.block}: {len(tree.states) - 1} drafted, {len(path) - 1} accepted, 1 free")
+        print(
+            f"\nround {len(rounds)}, block {canvas.block}: "
+            f"{len(tree.states) - 1} drafted, {len(path) - 1} accepted, 1 free"
+        )
         print("  " + " ".join("·" if t == target.mask_id else piece[t] for t in canvas.state))
         for u in range(1, len(tree.states)):
-            s, token = next((s, t) for s, (t, before) in enumerate(zip(tree.states[u], tree.states[tree.parents[u]])) if t != before)
+            s, token = next(
+                (s, t) for s, (t, before) in enumerate(zip(tree.states[u], tree.states[tree.parents[u]])) if t != before
+            )
             depth, up = 0, u
             while up:
                 depth, up = depth + 1, tree.parents[up]
             print(f"    {'✓' if u in path else ' '} {'  ' * depth}{s:>2} {piece[token]:10} m={tree.masses[u]:.2f}")
         last = tree.states[path[-1]]
-        free = [f"{s} {piece[t]}" for s, (t, before) in enumerate(zip(following, last if not canvas.is_complete(last) else canvas.blank)) if t != before]
+        free = [
+            f"{s} {piece[t]}"
+            for s, (t, before) in enumerate(zip(following, last if not canvas.is_complete(last) else canvas.blank))
+            if t != before
+        ]
         print(f"    + free: {', '.join(free)}" + (" (in the next block)" if canvas.is_complete(last) else ""))
-    print(f"prompt: {problem.prompt}\n· undecided, ✓ accepted, indentation = depth in the tree, number = position in the block, m = mass")
+
+    print(
+        f"prompt: {problem.prompt}\n"
+        "· undecided, ✓ accepted, indentation = depth in the tree, number = position in the block, m = mass"
+    )
     draft = methods(budget, args.floor, bench["drafter"], bench["sets"], bench["costs"], {})["spot"]
     result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
     print(f"\n{len(result.written)} positions in {result.passes['denoise']} passes\n\n{target.decode(result.ids)}")
 
 
 # -------------------------------------------------------------------------------------------------- the run
+
 
 def open_run(args):
     """The result file's contents: a new run, or the finished rows of an interrupted one with the same arguments."""
@@ -269,9 +356,17 @@ def open_run(args):
         if run.get("arguments") != described:
             raise ValueError(f"{args.out} holds a run with other arguments: give the same ones, or another --out")
         return run
-    revision = subprocess.run(["git", "-C", dlm.HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return {"arguments": described, "revision": revision, "torch": torch.__version__, "transformers": transformers.__version__,
-            "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads", "rows": []}
+    revision = subprocess.run(
+        ["git", "-C", dlm.HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    return {
+        "arguments": described,
+        "revision": revision,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        "rows": [],
+    }
 
 
 def save_run(run, path):
@@ -288,7 +383,7 @@ def run_all(bench, run, out):
     done = {(row["task"], row["index"]) for row in run["rows"]}
     todo = [(task, i) for i in range(args.num_samples) for task in args.task if (task, i) not in done]
     if todo:
-        measure_prompt(bench, *todo[0])                                                 # warm-up of every method
+        measure_prompt(bench, *todo[0])  # warm-up of every method
     for n, (task, i) in enumerate(todo):
         run["rows"] += measure_prompt(bench, task, i)
         save_run(run, out)
@@ -299,13 +394,24 @@ def run_all(bench, run, out):
 def plot(rows, args):
     """Cut over budget, one line per method, as an image (needs matplotlib)."""
     import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
     for name in DRAFTED:
         cuts = []
         for budget in args.budget:
-            of = [[sum(row["passes"]["denoise"] for row in rows if row["task"] == task and row["method"] == m and row["budget"] == b)
-                   for m, b in (("draft-free", 0), (name, budget))] for task in args.task]
+            of = [
+                [
+                    sum(
+                        row["passes"]["denoise"]
+                        for row in rows
+                        if row["task"] == task and row["method"] == m and row["budget"] == b
+                    )
+                    for m, b in (("draft-free", 0), (name, budget))
+                ]
+                for task in args.task
+            ]
             cuts.append(np.mean([free / drafted for free, drafted in of]))
         pyplot.plot(args.budget, cuts, "o-", label=name)
     pyplot.xlabel("budget D")
@@ -315,16 +421,20 @@ def plot(rows, args):
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(description="All methods side by side: passes, speed, exactness.",
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description="All methods side by side: passes, speed, exactness.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
     parser.add_argument("--model", default="embedded", help="the embedded target, or a folder in SDAR's hub layout")
     parser.add_argument("--drafter", default=os.path.join(CHECKPOINTS, "order"), help="folder of an order drafter")
     parser.add_argument("--graph", default=os.path.join(CHECKPOINTS, "graph.json"), help="calibrated draft sets")
     parser.add_argument("--task", nargs="+", default=list(tasks.TASKS), choices=tasks.TASKS)
     parser.add_argument("--num-samples", type=train.positive, default=12, help="prompts per task")
     parser.add_argument("--gen-len", type=train.positive, default=160)
-    parser.add_argument("--budget", nargs="+", type=train.positive, default=[8], help="draft nodes per round, D; a list sweeps")
-    parser.add_argument("--floor", type=float, default=.02, help="γ: spot-floor drops nodes with less mass")
+    parser.add_argument(
+        "--budget", nargs="+", type=train.positive, default=[8], help="draft nodes per round, D; a list sweeps"
+    )
+    parser.add_argument("--floor", type=float, default=0.02, help="γ: spot-floor drops nodes with less mass")
     parser.add_argument("--rule", default="exact", choices=list(dlm.RULES), help="commit rule")
     parser.add_argument("--precision", default="bfloat16", choices=list(dlm.PRECISIONS), help="of the confidence")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
@@ -344,7 +454,9 @@ def prepare(args):
     try:
         torch.empty(0, device=args.device)
     except (RuntimeError, AssertionError):
-        raise ValueError(f"there is no device {args.device!r} here: give cpu, or cuda where a GPU is installed") from None
+        raise ValueError(
+            f"there is no device {args.device!r} here: give cpu, or cuda where a GPU is installed"
+        ) from None
     target = dlm.load(args.model, args.device, getattr(torch, args.dtype))
     decoder = dlm.Decoder(args.rule, precision=args.precision, gen_len=args.gen_len)
     if args.rule != "exact" and (args.diagnose or args.trace):
@@ -353,7 +465,15 @@ def prepare(args):
     drafter, sets = load_drafter(args.drafter, args.device), ddtree.load_graph(args.graph)
     prompt = target.encode(problems[args.task[0]][0].prompt)
     costs = measure_costs(target, decoder, prompt, drafter, 2 + max(args.budget))
-    return {"args": args, "target": target, "decoder": decoder, "problems": problems, "drafter": drafter, "sets": sets, "costs": costs}
+    return {
+        "args": args,
+        "target": target,
+        "decoder": decoder,
+        "problems": problems,
+        "drafter": drafter,
+        "sets": sets,
+        "costs": costs,
+    }
 
 
 def main(argv=None):
@@ -364,7 +484,10 @@ def main(argv=None):
         bench = prepare(args)
         if args.diagnose or args.trace:
             return diagnose(bench) if args.diagnose else trace(bench)
-        print(f"writing {args.out} after every prompt; to go on after an interruption, run the same command with --out {args.out}")
+        print(
+            f"writing {args.out} after every prompt; to go on after an interruption, run the same command "
+            f"with --out {args.out}"
+        )
         run_all(bench, run, args.out)
         differing = report(bench, run["rows"])
         if args.plot:

@@ -6,64 +6,69 @@ other shapes. All take the stale conditionals and the canvas and return a Tree, 
 
 What this file leaves out: verifying a tree (verify.py), training the drafter and calibrating the graph (train.py).
 """
+
 import json
 from dataclasses import dataclass
 
 import numpy as np
 
-HEDGE = .6                          # under this stale probability the second token is a candidate too
+HEDGE = 0.6  # under this stale probability the second token is a candidate too
 
 
 @dataclass
 class Tree:
     """Root and draft nodes: states (tuples of L ids, root first), masses, and each node's parent (−1 for the root)."""
+
     states: list
     masses: list
     parents: list
 
     def head(self, n):
         """The root and the n heaviest nodes; closed under parents, as a node is never heavier than its parent."""
-        return Tree(self.states[:n + 1], self.masses[:n + 1], self.parents[:n + 1])
+        return Tree(self.states[: n + 1], self.masses[: n + 1], self.parents[: n + 1])
 
 
 def root_only(canvas):
     """The tree of a round that drafts nothing."""
-    return Tree([canvas.state], [1.], [-1])
+    return Tree([canvas.state], [1.0], [-1])
 
 
 def commit(state, position, token):
     """The state with one more position decided."""
-    return state[:position] + (token,) + state[position + 1:]
+    return state[:position] + (token,) + state[position + 1 :]
 
 
-def grow(stale, canvas, order, budget, floor=0., hedge=HEDGE, go_on=None):
+def grow(stale, canvas, order, budget, floor=0.0, hedge=HEDGE, go_on=None):
     """m(z) = m(y)·q(s|y)·p(v), m(root) = 1: the `budget` heaviest states, grown level by level (section 4).
 
-    order: function from decided bool [N, k] to q [N, k] over the stale positions. Each level expands, in one call of it, those of the
-    best nodes seen that are not expanded yet, until none is left: the same tree as one node at a time from a heap. A state
-    reached by two orders is one node with the larger mass [ours]. Nodes under `floor` (γ) are dropped. go_on(masses of the best
-    nodes, masses of those to be expanded) may end the growth early. Nodes come heaviest first, so a parent stands before its children.
+    order: function from decided bool [N, k] to q [N, k] over the stale positions. Each level expands, in one call of
+    it, those of the best nodes seen that are not expanded yet, until none is left: the same tree as one node at a
+    time from a heap. A state reached by two orders is one node with the larger mass [ours]. Nodes under `floor` (γ)
+    are dropped. go_on(masses of the best nodes, masses of those to be expanded) may end the growth early. Nodes come
+    heaviest first, so a parent stands before its children.
     """
     if budget < 1:
         raise ValueError(f"the budget is {budget}: give at least 1 draft node per round")
     positions, k = stale.positions, len(stale.positions)
     tokens = stale.best[1][:, :2].tolist()
-    value = stale.best[0][:, :2].cpu().numpy().copy()                                       # p(v) of the two candidates
+    value = stale.best[0][:, :2].cpu().numpy().copy()  # p(v) of the two candidates
     value[value[:, 0] >= hedge, 1] = 0
     mask_id = canvas.target.mask_id
-    states, masses, parents, known = [canvas.state], [1.], [-1], {canvas.state}
+    states, masses, parents, known = [canvas.state], [1.0], [-1], {canvas.state}
     kept, frontier = [], [0]
     while frontier and (go_on is None or go_on([masses[i] for i in kept], [masses[i] for i in frontier])):
         decided = np.array([[states[i][s] != mask_id for s in positions] for i in frontier])
         child = np.array([masses[i] for i in frontier])[:, None, None] * order(decided)[:, :, None] * value
-        child = child.ravel()                                                           # [N·k·2]
-        cut = masses[kept[-1]] if len(kept) == budget else 0.
+        child = child.ravel()  # [N·k·2]
+        cut = masses[kept[-1]] if len(kept) == budget else 0.0
         candidates = np.flatnonzero((child > cut) & (child >= floor))
         fresh = []
         for c in candidates[np.argsort(-child[candidates], kind="stable")].tolist():
             i, j, r = c // (2 * k), c // 2 % k, c % 2
             state = commit(states[frontier[i]], positions[j], tokens[j][r])
-            if state in known or canvas.is_final(state):                                # a final state is its parent's own F: nothing to verify [ours]
+            if state in known or canvas.is_final(
+                state
+            ):  # a final state is its parent's own F: nothing to verify [ours]
                 continue
             known.add(state)
             fresh.append(len(states))
@@ -80,24 +85,25 @@ def grow(stale, canvas, order, budget, floor=0., hedge=HEDGE, go_on=None):
 
 @dataclass
 class Costs:
-    """Measured seconds [ours]: passes[u], one target pass over u units; drafts[n], one drafter call on n states, drafts[0] what a
-    round pays before its first call (reading the stale features)."""
+    """Measured seconds [ours]: passes[u], one target pass over u units; drafts[n], one drafter call on n states,
+    drafts[0] what a round pays before its first call (reading the stale features)."""
+
     passes: list
     drafts: list
 
 
-def best_rate(masses, costs, spent=0., complete=()):
+def best_rate(masses, costs, spent=0.0, complete=()):
     """max_n (1 + Σ_{i≤n} m_i) / (c(1 + n) + spent) and its n: expected commits per second of a round [ours].
 
     complete: indices of nodes that fill their block; such a node brings the next block into the pass and counts twice.
     """
     units = 1 + np.cumsum([0] + [1 + (i in complete) for i in range(len(masses))])
     measured = units < len(costs.passes)
-    rates = (1 + np.cumsum([0.] + masses))[measured] / (np.array(costs.passes)[units[measured]] + spent)
+    rates = (1 + np.cumsum([0.0] + masses))[measured] / (np.array(costs.passes)[units[measured]] + spent)
     return rates.max(), int(rates.argmax())
 
 
-def worth_growing(costs, yield_=.7):
+def worth_growing(costs, yield_=0.7):
     """A `go_on` for `grow`: another level is drafted only while it should raise the round's commits per second [ours].
 
     The children of the nodes to be expanded are taken to hold `yield_` of those nodes' mass, in as many new nodes.
@@ -105,15 +111,20 @@ def worth_growing(costs, yield_=.7):
     spent = [costs.drafts[0]]
 
     def go_on(masses, frontier):
-        units, call = (min(n, len(times) - 1) for n, times in ((1 + len(masses) + len(frontier), costs.passes), (len(frontier), costs.drafts)))
-        rate = best_rate(masses, costs, spent[0] if masses else 0.)[0]
+        units, call = (
+            min(n, len(times) - 1)
+            for n, times in ((1 + len(masses) + len(frontier), costs.passes), (len(frontier), costs.drafts))
+        )
+        rate = best_rate(masses, costs, spent[0] if masses else 0.0)[0]
         hoped = (1 + sum(masses) + yield_ * sum(frontier)) / (costs.passes[units] + spent[0] + costs.drafts[call])
         spent[0] += costs.drafts[call]
         return hoped > rate
+
     return go_on
 
 
 # ------------------------------------------------------------------------------------------------- the drafters
+
 
 def undecided(stale, canvas):
     """Stale indices 0…k−1 still masked in the current state, by falling stale confidence."""
@@ -129,17 +140,21 @@ def path_tree(canvas, commits):
             break
         tree.states.append(state)
         tree.parents.append(len(tree.masses) - 1)
-        tree.masses.append(1.)
+        tree.masses.append(1.0)
     return tree
 
 
 def chain(stale, canvas, budget):
-    """SSD-style: the D most confident stale positions in confidence order, with their stale top-1 tokens, as one path."""
-    return path_tree(canvas, [(stale.positions[j], int(stale.best[1][j, 0])) for j in undecided(stale, canvas)[:budget]])
+    """SSD-style: the D most confident stale positions in confidence order, with their stale top-1 tokens, as one
+    path."""
+    return path_tree(
+        canvas, [(stale.positions[j], int(stale.best[1][j, 0])) for j in undecided(stale, canvas)[:budget]]
+    )
 
 
 def confidence_order(stale, width):
-    """q(s|y) ∝ stale confidence over the `width` most confident positions left: BlockSpec's tree, read as an order model."""
+    """q(s|y) ∝ stale confidence over the `width` most confident positions left: BlockSpec's tree, read as an order
+    model."""
     confidence = stale.confidence.cpu().numpy()
 
     def q(decided):
@@ -148,6 +163,7 @@ def confidence_order(stale, width):
             best = [j for j in stale.order if not taken[j]][:width]
             row[best] = confidence[best] / confidence[best].sum()
         return out
+
     return q
 
 
@@ -157,7 +173,8 @@ def confidence_tree(stale, canvas, budget, width=2):
 
 
 def load_graph(path):
-    """Calibrated draft sets, as train.py graph writes them: a list of tuples of (position rank, vocabulary rank) pairs."""
+    """Calibrated draft sets, as train.py graph writes them: a list of tuples of (position rank, vocabulary rank)
+    pairs."""
     try:
         with open(path) as file:
             return [tuple((int(i), int(j)) for i, j in pairs) for pairs in json.load(file)["sets"]]
@@ -168,12 +185,13 @@ def load_graph(path):
 
 
 def graph(stale, canvas, budget, sets):
-    """Spiffy: a calibrated draft graph. `sets`: the chosen draft sets in order, each a tuple of (position rank i, vocabulary
-    rank j) pairs sorted by i; parents (one pair less) come first. Ranks are instantiated on the newest conditionals."""
+    """Spiffy: a calibrated draft graph. `sets`: the chosen draft sets in order, each a tuple of (position rank i,
+    vocabulary rank j) pairs sorted by i; parents (one pair less) come first. Ranks are instantiated on the newest
+    conditionals."""
     ranked = undecided(stale, canvas)
     tree, node = root_only(canvas), {(): 0}
     for pairs in sets[:budget]:
-        parent = next((p for p in (pairs[:n] + pairs[n + 1:] for n in range(len(pairs))) if p in node), None)
+        parent = next((p for p in (pairs[:n] + pairs[n + 1 :] for n in range(len(pairs))) if p in node), None)
         if parent is None or pairs[-1][0] >= len(ranked):
             continue
         i, j = next(iter(set(pairs) - set(parent)))
@@ -183,11 +201,11 @@ def graph(stale, canvas, budget, sets):
         node[pairs] = len(tree.states)
         tree.states.append(state)
         tree.parents.append(node[parent])
-        tree.masses.append(0.)
+        tree.masses.append(0.0)
     return tree
 
 
-def spot(stale, canvas, budget, drafter, floor=0.):
+def spot(stale, canvas, budget, drafter, floor=0.0):
     """SPOT: the tree of the order drafter's q(s|y), with γ = `floor`."""
     return grow(stale, canvas, drafter.order(stale), budget, floor)
 
@@ -200,14 +218,19 @@ def spot_cost_aware(stale, canvas, budget, drafter, costs):
     return tree.head(best_rate(tree.masses[1:], costs, complete=complete)[1])
 
 
-# ------------------------------------------------------------------------------ oracles: what knowing the truth would give
+# -------------------------------------------------------------- oracles: what knowing the truth would give
+
 
 def next_commits(canvas, truth):
     """The true commits (position, token) still to come in the active block; truth: {block: its states, in order}."""
     states = truth[canvas.block]
     at = states.index(canvas.state)
-    return [(s, after[s]) for before, after in zip(states[at:], states[at + 1:])
-            for s in range(len(after)) if before[s] != after[s]]
+    return [
+        (s, after[s])
+        for before, after in zip(states[at:], states[at + 1 :])
+        for s in range(len(after))
+        if before[s] != after[s]
+    ]
 
 
 def oracle_positions(stale, canvas, budget, truth):
@@ -218,12 +241,16 @@ def oracle_positions(stale, canvas, budget, truth):
         out = np.zeros(decided.shape, dtype=np.float32)
         for row, taken in zip(out, decided):
             left = [s for s in coming if not taken[stale.positions.index(s)]]
-            row[stale.positions.index(left[0])] = 1.
+            row[stale.positions.index(left[0])] = 1.0
         return out
+
     return grow(stale, canvas, q, budget)
 
 
 def oracle_tokens(stale, canvas, budget, truth):
-    """True tokens in stale-confidence order: what knowing every token would give without a model of the order (section 2)."""
+    """True tokens in stale-confidence order: what knowing every token would give without a model of the order
+    (section 2)."""
     final = truth[canvas.block][-1]
-    return path_tree(canvas, [(stale.positions[j], final[stale.positions[j]]) for j in undecided(stale, canvas)[:budget]])
+    return path_tree(
+        canvas, [(stale.positions[j], final[stale.positions[j]]) for j in undecided(stale, canvas)[:budget]]
+    )

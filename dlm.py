@@ -1,8 +1,8 @@
 """The target: a block-diffusion language model, decoded exactly.
 
-Holds loading (native transformers classes, strict), the prefix cache, one pass over many block states (paper section 5),
-the commit rules and the transition F (sections 3, 6, 7) and the draft-free loop, which is the definition of truth: every
-other way of decoding in this project must write the same tokens.
+Holds loading (native transformers classes, strict), the prefix cache, one pass over many block states (paper section
+5), the commit rules and the transition F (sections 3, 6, 7) and the draft-free loop, which is the definition of
+truth: every other way of decoding in this project must write the same tokens.
 
 SDAR is a Qwen3 whose attention looks both ways inside a block of L positions and back over all earlier blocks, and
 whose input holds a mask token wherever nothing has been decided. So the native Qwen3 class runs it, with our attention
@@ -10,6 +10,7 @@ function registered in place of the causal one. Blocks are aligned to absolute p
 
 What this file leaves out: sampling at T > 0, and targets other than SDAR.
 """
+
 import json
 import os
 from dataclasses import dataclass, field
@@ -19,21 +20,26 @@ from transformers import AttentionInterface, Qwen2Tokenizer, Qwen3Config, Qwen3F
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ALIASES = {"embedded": os.path.join(HERE, "checkpoints", "target")}
-RULES = {"exact": None, "threshold": .9, "product": .9, "factor": 1., "entropy": .1}       # commit rules, default values
+RULES = {"exact": None, "threshold": 0.9, "product": 0.9, "factor": 1.0, "entropy": 0.1}  # commit rules, default values
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-CONFIG_FIELDS = ("vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim rms_norm_eps "
-                 "hidden_act attention_bias max_position_embeddings tie_word_embeddings bos_token_id eos_token_id").split()
+CONFIG_FIELDS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
+    "head_dim rms_norm_eps hidden_act attention_bias max_position_embeddings tie_word_embeddings bos_token_id eos_token_id"
+).split()
 
 
 # ------------------------------------------------------------------------- attention over units of one block
+
 
 @dataclass
 class Units:
     """How the units (block states) of one row see each other; read by `block_attention`.
 
-    prefix: per layer (K, V), each [B, KV, P, d], or None; context: int64 [C], the units that others may see;
-    sees: bool [U, C], which context units a unit sees besides itself; record: collects each layer's (K, V) [B, KV, U, L, d].
+    prefix: per layer (K, V), each [B, KV, P, d], or None; context: int64 [C], the units that others may see; sees:
+    bool [U, C], which context units a unit sees besides itself; record: collects each layer's (K, V) [B, KV, U, L,
+    d].
     """
+
     block_size: int
     prefix: list | None = None
     context: torch.Tensor | None = None
@@ -47,22 +53,25 @@ def block_attention(module, query, key, value, attention_mask, scaling, units=No
     The row is a sequence of U units of L positions. Every unit sees the cached prefix, the context units that
     `units.sees` grants it, and itself. One function thus serves the prefill (a unit sees those before it), the pass
     over many hypothetical states of one block (none sees another), the next block appended behind a finished one, and
-    training. query [B, H, U·L, d]; key, value [B, KV, U·L, d]; returns ([B, U·L, H, d], None). `attention_mask` is unused.
+    training. query [B, H, U·L, d]; key, value [B, KV, U·L, d]; returns ([B, U·L, H, d], None). `attention_mask` is
+    unused.
     """
     B, H, S, d = query.shape
     KV, L = key.shape[1], units.block_size
     U, G = S // L, H // KV
     q = (query * scaling).view(B, KV, G, U, L, d).transpose(2, 3).reshape(B, KV, U, G * L, d)
     k, v = key.view(B, KV, U, L, d), value.view(B, KV, U, L, d)
-    scores, values = [q @ k.transpose(-1, -2)], [v]                                     # own: [B, KV, U, G·L, L]
+    scores, values = [q @ k.transpose(-1, -2)], [v]  # own: [B, KV, U, G·L, L]
     if units.prefix is not None:
         prefix_k, prefix_v = units.prefix[module.layer_idx]
         scores.append((q.flatten(2, 3) @ prefix_k.transpose(-1, -2)).view(B, KV, U, G * L, -1))
         values.append(prefix_v)
     if units.context is not None:
         context_k, context_v = (t.index_select(2, units.context).flatten(2, 3) for t in (k, v))
-        hidden = ~units.sees.repeat_interleave(L, 1)[:, None]                           # [U, 1, C·L]
-        scores.append((q.flatten(2, 3) @ context_k.transpose(-1, -2)).view(B, KV, U, G * L, -1).masked_fill(hidden, -torch.inf))
+        hidden = ~units.sees.repeat_interleave(L, 1)[:, None]  # [U, 1, C·L]
+        scores.append(
+            (q.flatten(2, 3) @ context_k.transpose(-1, -2)).view(B, KV, U, G * L, -1).masked_fill(hidden, -torch.inf)
+        )
         values.append(context_v)
     if units.record is not None:
         units.record.append((k, v))
@@ -78,10 +87,12 @@ AttentionInterface.register("block_units", block_attention)
 
 # ------------------------------------------------------------------------------------ commit rules and transition
 
+
 def commit_order(score, masked):
     """Masked positions by falling score, ties to the lowest position: the ONE tie-breaking of the project.
 
-    score, masked: [..., L]. Returns (order int64 [..., L], sorted score [..., L]); unmasked positions come last, as -inf.
+    score, masked: [..., L]. Returns (order int64 [..., L], sorted score [..., L]); unmasked positions come last, as
+    -inf.
     """
     sorted_score, order = score.masked_fill(~masked, -torch.inf).sort(dim=-1, descending=True, stable=True)
     return order, sorted_score
@@ -107,7 +118,7 @@ def commits(rule, value, confidence, entropy, masked):
     else:
         holds = (-c).cumsum(-1) - (-c).cummax(-1).values <= value
     holds = holds & (c > -torch.inf)
-    count = holds.sum(-1, keepdim=True).clamp(min=1)                                    # every condition is monotone in n
+    count = holds.sum(-1, keepdim=True).clamp(min=1)  # every condition is monotone in n
     return torch.zeros_like(masked).scatter(-1, order, (n <= count)) & masked
 
 
@@ -118,6 +129,7 @@ class Decoder:
     precision: bfloat16 rounds probabilities before they are compared [ours, as released code does at full size];
     float32 compares them as they are. gen_len: new tokens after which generation stops, at a block's end.
     """
+
     rule: str = "exact"
     value: float | None = None
     precision: str = "bfloat16"
@@ -151,10 +163,12 @@ class Decoder:
 
 # ------------------------------------------------------------------------------------------------- the target
 
+
 @dataclass
 class Pass:
-    """One target pass over U units: `states` int64 [U, L]; `masked` bool [U, L]; `probs` [M, V], the conditionals p_s(v) at
-    the M masked positions, unit by unit; `record`, per layer (K, V) of all units."""
+    """One target pass over U units: `states` int64 [U, L]; `masked` bool [U, L]; `probs` [M, V], the conditionals
+    p_s(v) at the M masked positions, unit by unit; `record`, per layer (K, V) of all units."""
+
     states: torch.Tensor
     masked: torch.Tensor
     probs: torch.Tensor
@@ -176,7 +190,8 @@ class Target:
 
     @torch.inference_mode()
     def forward(self, states, blocks, prefix, parents):
-        """One pass over U units: `states`, a list of tuples of L ids; unit u stands at block `blocks[u]` behind `prefix`.
+        """One pass over U units: `states`, a list of tuples of L ids; unit u stands at block `blocks[u]` behind
+        `prefix`.
 
         parents: {unit: unit it also sees}, for a next block appended to a finished one. Logits are computed at masked
         positions only; ids that must never be committed ([MASK], untrained rows) get probability 0. Returns a Pass.
@@ -190,16 +205,22 @@ class Target:
             units.sees = torch.zeros(U, len(units.context), dtype=torch.bool, device=self.device)
             for child, parent in parents.items():
                 units.sees[child] |= units.context == parent
-        positions = (torch.tensor(blocks, device=self.device)[:, None] * L + torch.arange(L, device=self.device)).view(1, -1)
-        hidden = self.model.model(input_ids=states.view(-1, U * L), position_ids=positions, units=units, use_cache=False).last_hidden_state
+        positions = (torch.tensor(blocks, device=self.device)[:, None] * L + torch.arange(L, device=self.device)).view(
+            1, -1
+        )
+        hidden = self.model.model(
+            input_ids=states.view(-1, U * L), position_ids=positions, units=units, use_cache=False
+        ).last_hidden_state
         masked = states == self.mask_id
         logits = self.model.lm_head(hidden.view(-1, L, hidden.shape[-1])[masked])
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits[:, self.mask_id] = -torch.inf
-        logits[:, self.n_ids:] = -torch.inf
+        logits[:, self.n_ids :] = -torch.inf
         probs = logits.softmax(-1)
         if probs.isnan().any():
-            raise FloatingPointError("the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32")
+            raise FloatingPointError(
+                "the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32"
+            )
         return Pass(states, masked, probs, units.record)
 
     @torch.inference_mode()
@@ -211,7 +232,12 @@ class Target:
         ids = torch.tensor(ids, device=self.device)
         index = torch.arange(n, device=self.device)
         units = Units(self.block_size, None, index, index[:, None] > index, [])
-        self.model.model(input_ids=ids.view(1, -1), position_ids=torch.arange(len(ids), device=self.device)[None], units=units, use_cache=False)
+        self.model.model(
+            input_ids=ids.view(1, -1),
+            position_ids=torch.arange(len(ids), device=self.device)[None],
+            units=units,
+            use_cache=False,
+        )
         return [(k.flatten(2, 3), v.flatten(2, 3)) for k, v in units.record]
 
     def extend(self, prefix, out, u):
@@ -225,7 +251,9 @@ class Target:
         """A user's message as ChatML token ids, int64 [P], ready for the answer."""
         if not prompt.strip():
             raise ValueError("the prompt is empty: give at least one word")
-        chat = self.tokenizer.apply_chat_template([{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False)
+        chat = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
         return torch.tensor(self.tokenizer.encode(chat, add_special_tokens=False))
 
     def decode(self, ids):
@@ -234,6 +262,7 @@ class Target:
 
 
 # ------------------------------------------------------------------------------------------- generation's state
+
 
 class Canvas:
     """Where a generation stands: finished tokens, the active block's state, the prefix cache, and when to stop.
@@ -247,14 +276,18 @@ class Canvas:
         if P < 1:
             raise ValueError("the prompt is empty: give at least one token")
         if -(-(P + decoder.gen_len) // L) * L > context:
-            raise ValueError(f"{P} prompt tokens and {decoder.gen_len} new ones exceed the context of {context}: shorten one of them")
+            raise ValueError(
+                f"{P} prompt tokens and {decoder.gen_len} new ones exceed the context of {context}: shorten one of them"
+            )
         ids = prompt.tolist()
         if target.mask_id in ids:
-            raise ValueError("the prompt holds the mask token: take it out, as it would be read as an undecided position")
+            raise ValueError(
+                "the prompt holds the mask token: take it out, as it would be read as an undecided position"
+            )
         self.target, self.decoder, self.prompt = target, decoder, P
-        self.blank = (target.mask_id,) * L                                              # a block in which nothing is decided
-        self.done = ids[:P // L * L]                                                    # tokens of finished blocks
-        self.state = tuple(ids[len(self.done):]) + self.blank[P % L:]
+        self.blank = (target.mask_id,) * L  # a block in which nothing is decided
+        self.done = ids[: P // L * L]  # tokens of finished blocks
+        self.state = tuple(ids[len(self.done) :]) + self.blank[P % L :]
         self.prefix = target.prefill(self.done)
         self.passes = {"prefill": int(P >= L), "denoise": 0, "kv_commit": 0}
 
@@ -270,8 +303,10 @@ class Canvas:
         """True for a complete state of the active block after which generation stops."""
         if not self.is_complete(state):
             return False
-        new = state[max(0, self.prompt - len(self.done)):]
-        return len(self.done) + len(state) - self.prompt >= self.decoder.gen_len or not self.target.stop_ids.isdisjoint(new)
+        new = state[max(0, self.prompt - len(self.done)) :]
+        return len(self.done) + len(state) - self.prompt >= self.decoder.gen_len or not self.target.stop_ids.isdisjoint(
+            new
+        )
 
     def advance(self, state, out, u):
         """Close the active block with `state`, whose K and V are unit u of the pass `out`; the next block is blank."""
@@ -281,18 +316,19 @@ class Canvas:
 
     def written(self):
         """All new token ids, to the end of the last block."""
-        return (self.done + list(self.state))[self.prompt:]
+        return (self.done + list(self.state))[self.prompt :]
 
     def answer(self):
         """Token ids of the answer: at most gen_len, cut before the first stop token."""
-        new = self.written()[:self.decoder.gen_len]
-        return new[:next((i for i, t in enumerate(new) if t in self.target.stop_ids), len(new))]
+        new = self.written()[: self.decoder.gen_len]
+        return new[: next((i for i, t in enumerate(new) if t in self.target.stop_ids), len(new))]
 
 
 @dataclass
 class Generation:
-    """What a decoding loop returns: answer ids, all new ids up to the last block's end, passes by kind, accepted nodes per
-    round (the free commit not counted) and seconds by stage."""
+    """What a decoding loop returns: answer ids, all new ids up to the last block's end, passes by kind, accepted
+    nodes per round (the free commit not counted) and seconds by stage."""
+
     ids: list
     written: list
     passes: dict
@@ -304,8 +340,8 @@ def generate(target, decoder, prompt, fused=True, watch=None):
     """The draft-free loop: the definition of what the target writes. prompt int64 [P]; returns a Generation.
 
     fused: a finished block and the next, all masked, share one pass, so that no pass is spent on the cache alone (the
-    strongest baseline); False: the published loop, one storing pass a block. watch(canvas, state, its conditionals, next state)
-    is told of every step.
+    strongest baseline); False: the published loop, one storing pass a block. watch(canvas, state, its conditionals,
+    next state) is told of every step.
     """
     canvas = Canvas(target, decoder, prompt)
     while not canvas.is_final(canvas.state):
@@ -315,7 +351,7 @@ def generate(target, decoder, prompt, fused=True, watch=None):
             canvas.passes["kv_commit"] += 1
             continue
         units = [state, canvas.blank] if complete else [state]
-        out = target.forward(units, [block, block + 1][:len(units)], canvas.prefix, {1: 0} if complete else {})
+        out = target.forward(units, [block, block + 1][: len(units)], canvas.prefix, {1: 0} if complete else {})
         canvas.passes["denoise"] += 1
         following = decoder.transition(out)[-1]
         if complete:
@@ -323,17 +359,18 @@ def generate(target, decoder, prompt, fused=True, watch=None):
         if watch:
             watch(canvas, units[-1], out.unit(-1), following)
         canvas.state = following
-    canvas.passes["kv_commit"] += not fused                                             # the published loop stores the last block too
+    canvas.passes["kv_commit"] += not fused  # the published loop stores the last block too
     return Generation(canvas.answer(), canvas.written(), canvas.passes)
 
 
 # ---------------------------------------------------------------------------------------------------- loading
 
+
 def load(name, device="cpu", dtype=torch.float32, block_size=None):
     """A Target from an alias or a folder in SDAR's hub layout (config.json, model.safetensors, tokenizer files).
 
-    Raises ValueError or FileNotFoundError with one sentence if the name is unknown, a file is missing or broken, or a tensor
-    is missing, surplus or of the wrong shape.
+    Raises ValueError or FileNotFoundError with one sentence if the name is unknown, a file is missing or broken, or a
+    tensor is missing, surplus or of the wrong shape.
     """
     folder = ALIASES.get(name, name)
     path = os.path.join(folder, "config.json")
@@ -343,7 +380,7 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None):
         with open(path) as file:
             raw = json.load(file)
         config, ids = read_config(raw)
-    except Exception as error:                                                          # whatever a broken file makes the library raise
+    except Exception as error:  # whatever a broken file makes the library raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{path} is not a usable configuration ({reason}): fetch it again") from None
     model = load_weights(Qwen3ForCausalLM, folder, config, device, dtype)
@@ -361,28 +398,45 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None):
 
 
 def read_config(raw):
-    """The native configuration and the ids in a config.json of SDAR's layout: (Qwen3Config, {block_size, mask_id, stop_ids})."""
+    """The native configuration and the ids in a config.json of SDAR's layout: (Qwen3Config, {block_size, mask_id,
+    stop_ids})."""
     if raw.get("rope_scaling"):
         raise ValueError("rope_scaling is not supported")
-    config = Qwen3Config(**{key: raw[key] for key in CONFIG_FIELDS},
-                         rope_parameters=raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw["rope_theta"]})
+    config = Qwen3Config(
+        **{key: raw[key] for key in CONFIG_FIELDS},
+        rope_parameters=raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw["rope_theta"]},
+    )
     stops = raw.get("stop_token_ids", raw["eos_token_id"])
-    ids = {"block_size": raw.get("block_size"), "stop_ids": [int(i) for i in (stops if isinstance(stops, list) else [stops])]}
+    ids = {
+        "block_size": raw.get("block_size"),
+        "stop_ids": [int(i) for i in (stops if isinstance(stops, list) else [stops])],
+    }
     return config, ids | ({"mask_id": raw["mask_token_id"]} if "mask_token_id" in raw else {})
 
 
 def load_weights(cls, folder, config, device, dtype):
-    """`cls` with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that names it."""
+    """`cls` with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that names
+    it."""
     if not any(file.endswith(".safetensors") for file in os.listdir(folder)):
         raise FileNotFoundError(f"{folder} holds no .safetensors file: fetch the weights again")
     try:
-        model, info = cls.from_pretrained(folder, config=config, dtype=dtype, attn_implementation="block_units", use_safetensors=True,
-                                          local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True)
-    except Exception as error:                                                          # a truncated file, or sizes no model can have
+        model, info = cls.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="block_units",
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # a truncated file, or sizes no model can have
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"the weights in {folder} cannot be read ({reason}): fetch them again") from None
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(info[kind], key=str)[0]
-            raise ValueError(f"the weights in {folder} do not fit the model: {kind.replace('_', ' ')}, first {first}: check config.json")
+            raise ValueError(
+                f"the weights in {folder} do not fit config.json: {kind.replace('_', ' ')}, first {first}: correct one"
+            )
     return model.to(device)

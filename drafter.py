@@ -2,11 +2,12 @@
 
 `Stale` holds what a round may know: the conditionals of the last verified state, of which the current state is one
 transition ahead. `OrderDrafter` reads 72 features of them per masked position and 2 of the hypothetical path, and
-gives q(s|y), the distribution over the next committed position s of a hypothetical state y. It reads no hidden state, no
-embedding and no text, so one checkpoint serves any target.
+gives q(s|y), the distribution over the next committed position s of a hypothetical state y. It reads no hidden state,
+no embedding and no text, so one checkpoint serves any target.
 
 What this file leaves out: growing a tree from q (ddtree.py), training (train.py), and set commits.
 """
+
 import json
 import os
 from functools import cache, cached_property
@@ -17,23 +18,26 @@ from torch import nn
 
 import dlm
 
-TOP = 32                            # stale probabilities kept per position
+TOP = 32  # stale probabilities kept per position
 STALE_FEATURES = 2 * TOP + 8
 
 
 class Stale:
-    """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter needs all.
+    """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter
+    needs all.
 
-    state: tuple of L ids; probs float [k, V]; decoder: rounds the confidence and breaks ties as it does when committing.
+    state: tuple of L ids; probs float [k, V]; decoder: rounds the confidence and breaks ties as it does when
+    committing.
     """
 
     def __init__(self, decoder, state, mask_id, probs):
         self.decoder, self.state, self.probs = decoder, state, probs
-        self.positions = [s for s, token in enumerate(state) if token == mask_id]       # k offsets in the block
+        self.positions = [s for s, token in enumerate(state) if token == mask_id]  # k offsets in the block
 
     @cached_property
     def best(self):
-        """The 32 most probable tokens of each position: probabilities float32 [k, 32] and ids int64 [k, 32], zeros where V < 32."""
+        """The 32 most probable tokens of each position: probabilities float32 [k, 32] and ids int64 [k, 32], zeros
+        where V < 32."""
         top, tokens = self.probs.topk(min(TOP, self.probs.shape[1]), -1)
         return tuple(nn.functional.pad(part, (0, TOP - part.shape[1])) for part in (top.float(), tokens))
 
@@ -57,13 +61,22 @@ class Stale:
         rank = torch.empty(k, device=device)
         rank[self.order] = torch.arange(k, device=device, dtype=torch.float32)
         entropy = torch.special.entr(self.probs).sum(-1).float()
-        statistics = [top[:, 0], top[:, 0] - top[:, 1], entropy, 1 - top.sum(-1), rank / L, positions / L,
-                      nearest_decided(self.positions, L, device) / L, torch.full((k,), k / L, device=device)]
+        statistics = [
+            top[:, 0],
+            top[:, 0] - top[:, 1],
+            entropy,
+            1 - top.sum(-1),
+            rank / L,
+            positions / L,
+            nearest_decided(self.positions, L, device) / L,
+            torch.full((k,), k / L, device=device),
+        ]
         return torch.cat([top, top.clamp(min=1e-9).log() / 10, torch.stack(statistics, -1)], -1)
 
 
 def nearest_decided(positions, L, device):
-    """Distance from each of the k masked `positions` to the nearest decided one of its block, L where there is none. float32 [k]."""
+    """Distance from each of the k masked `positions` to the nearest decided one of its block, L where there is none.
+    float32 [k]."""
     decided = [s for s in range(L) if s not in set(positions)]
     if not decided:
         return torch.full((len(positions),), float(L), device=device)
@@ -73,8 +86,8 @@ def nearest_decided(positions, L, device):
 class OrderDrafter(nn.Module):
     """q(s|y): a transformer encoder over the masked positions of the stale state. 617,089 parameters as in the paper.
 
-    What a round does not change, the projection of the 72 stale features and the position, is computed once by `project`;
-    every hypothetical state then adds its 2 path features.
+    What a round does not change, the projection of the 72 stale features and the position, is computed once by
+    `project`; every hypothetical state then adds its 2 path features.
     """
 
     def __init__(self, width=128, layers=3, heads=8, hidden=512, block_size=32):
@@ -82,13 +95,15 @@ class OrderDrafter(nn.Module):
         self.shape = {"width": width, "layers": layers, "heads": heads, "hidden": hidden, "block_size": block_size}
         self.input = nn.Linear(STALE_FEATURES + 2, width)
         self.position = nn.Embedding(block_size, width)
-        layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0., batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0.0, batch_first=True, norm_first=True)
         self.encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
         self.head = nn.Sequential(nn.Linear(width, width // 2), nn.GELU(), nn.Linear(width // 2, 1))
 
     def project(self, features, positions):
         """features [..., k, 72], positions int64 [..., k] -> [..., k, width]."""
-        return nn.functional.linear(features, self.input.weight[:, :STALE_FEATURES], self.input.bias) + self.position(positions)
+        return nn.functional.linear(features, self.input.weight[:, :STALE_FEATURES], self.input.bias) + self.position(
+            positions
+        )
 
     def forward(self, projected, decided):
         """Logits over positions of N hypothetical states: projected [N or 1, k, width], decided bool [N, k] -> [N, k].
@@ -104,13 +119,14 @@ class OrderDrafter(nn.Module):
         """For one round: a function from decided, bool numpy [N, k], to q, float32 numpy [N, k]."""
         device = self.input.weight.device
 
-        @cache                                                                          # once a round, and only if it is asked for
+        @cache  # once a round, and only if it is asked for
         def projected():
             return self.project(stale.features.to(device), torch.tensor(stale.positions, device=device))[None]
 
         @torch.inference_mode()
         def q(decided):
             return self(projected(), torch.from_numpy(decided).to(device)).softmax(-1).cpu().numpy()
+
         return q
 
     def save(self, folder, **about):
@@ -122,15 +138,18 @@ class OrderDrafter(nn.Module):
 
 
 def load_drafter(folder, device="cpu"):
-    """An OrderDrafter from a folder that `save` wrote. Raises one-sentence errors for missing, broken or unfit files."""
+    """An OrderDrafter from a folder that `save` wrote. Raises one-sentence errors for missing, broken or unfit
+    files."""
     path = os.path.join(folder, "config.json")
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"no drafter in {folder!r}: give a folder with config.json and model.safetensors, or train one with train.py order")
+        raise FileNotFoundError(
+            f"no drafter in {folder!r}: give a folder that holds one, or train one with train.py order"
+        )
     try:
         with open(path) as file:
             drafter = OrderDrafter(**json.load(file)["shape"])
         drafter.load_state_dict(load_file(os.path.join(folder, "model.safetensors")))
-    except Exception as error:                                                          # whatever a broken file makes torch or json raise
+    except Exception as error:  # whatever a broken file makes torch or json raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"the drafter in {folder} cannot be loaded ({reason}): fetch or train it again") from None
     return drafter.eval().to(device)

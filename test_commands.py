@@ -4,6 +4,7 @@ Commands run in this process on the shipped target, with few prompts; `train.py 
 
     python -m pytest test_commands.py
 """
+
 import json
 import os
 import re
@@ -23,9 +24,17 @@ import verify
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 README = open(os.path.join(HERE, "README.md"), encoding="utf-8").read()
-COMMANDS = sorted({line for line in re.findall(r"(?:^    |`|&& )(python (?:bench|train|tasks)\.py[^`&\n]*)", README, re.M)})
-SMALLER = {"bench": "--num-samples 1 --task code", "tasks": "", "target": "--steps 1", "collect": "--num-prompts 4 --shard 1",
-           "order": "--steps 2", "graph": "--passes 50"}
+COMMANDS = sorted(
+    {line for line in re.findall(r"(?:^    |`|&& )(python (?:bench|train|tasks)\.py[^`&\n]*)", README, re.M)}
+)
+SMALLER = {
+    "bench": "--num-samples 1 --task code",
+    "tasks": "",
+    "target": "--steps 1",
+    "collect": "--num-prompts 4 --shard 1",
+    "order": "--steps 2",
+    "graph": "--passes 50",
+}
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +58,8 @@ def run(argv, capsys):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
-    """Every command of the README runs; here with few prompts and steps, an --out of its own, and the shipped files as runs/."""
+    """Every command of the README runs; here with few prompts and steps, an --out of its own, and the shipped files
+    as runs/."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("runs")
     for name in ("target", "order", "graph.json"):
@@ -68,7 +78,15 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
 def test_readme_names_exist():
     """Every `file.name` of the paper ↔ code table is there."""
     found = re.findall(r"`(dlm|drafter|ddtree|verify|train|bench|tasks)\.([A-Za-z_.]+)`", README)
-    modules = {"dlm": dlm, "drafter": drafter, "ddtree": ddtree, "verify": verify, "train": train, "bench": bench, "tasks": tasks}
+    modules = {
+        "dlm": dlm,
+        "drafter": drafter,
+        "ddtree": ddtree,
+        "verify": verify,
+        "train": train,
+        "bench": bench,
+        "tasks": tasks,
+    }
     names = [(module, name) for module, name in found if name != "py"]
     assert len(names) >= 15
     for module, name in names:
@@ -77,11 +95,27 @@ def test_readme_names_exist():
             thing = getattr(thing, part)
 
 
-@pytest.mark.parametrize("choice", [["--rule", rule] for rule in dlm.RULES] + [["--precision", p] for p in dlm.PRECISIONS]
-                         + [["--dtype", d] for d in ("float64", "bfloat16")] + [["--task", task] for task in tasks.TASKS])
+@pytest.mark.parametrize(
+    "choice",
+    [["--rule", rule] for rule in dlm.RULES]
+    + [["--precision", p] for p in dlm.PRECISIONS]
+    + [["--dtype", d] for d in ("float64", "bfloat16")]
+    + [["--task", task] for task in tasks.TASKS],
+)
 def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
     """Each choice of an option runs; in float32 and float64 every method writes the draft-free text."""
-    argv = ["bench.py", "--num-samples", "1", "--task", "code", "--gen-len", "40", "--out", str(tmp_path / "run.json"), *choice]
+    argv = [
+        "bench.py",
+        "--num-samples",
+        "1",
+        "--task",
+        "code",
+        "--gen-len",
+        "40",
+        "--out",
+        str(tmp_path / "run.json"),
+        *choice,
+    ]
     code, out = run(argv, capsys)
     rows = json.load(open(tmp_path / "run.json"))["rows"]
     assert code is None and {row["method"] for row in rows} == set(bench.FREE + bench.DRAFTED)
@@ -89,19 +123,23 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         assert all(row["differs"] is None for row in rows) and out.count("1/1") == len(rows)
 
 
-@pytest.mark.parametrize("argv, says", [
-    (["bench.py", "--model", "gpt"], "no model 'gpt'"),
-    (["bench.py", "--drafter", "nowhere"], "no drafter in 'nowhere'"),
-    (["bench.py", "--graph", "nowhere.json"], "no draft graph"),
-    (["bench.py", "--graph", "README.md"], "not a draft graph"),
-    (["bench.py", "--gen-len", "5000"], "exceed the context"),
-    (["bench.py", "--num-samples", "10000000"], "ask for 1 to"),
-    (["bench.py", "--rule", "threshold", "--trace"], "use --rule exact"),
-    (["bench.py", "--floor", "2"], "floor"),
-    (["bench.py", "--device", "nonsense"], "device"),
-    (["train.py", "order", "--data", "nowhere"], "run train.py collect"),
-    (["train.py", "graph", "--data", "nowhere"], "run train.py collect"),
-    (["train.py", "collect", "--model", "nowhere"], "no model")])
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["bench.py", "--model", "gpt"], "no model 'gpt'"),
+        (["bench.py", "--drafter", "nowhere"], "no drafter in 'nowhere'"),
+        (["bench.py", "--graph", "nowhere.json"], "no draft graph"),
+        (["bench.py", "--graph", "README.md"], "not a draft graph"),
+        (["bench.py", "--gen-len", "5000"], "exceed the context"),
+        (["bench.py", "--num-samples", "10000000"], "ask for 1 to"),
+        (["bench.py", "--rule", "threshold", "--trace"], "use --rule exact"),
+        (["bench.py", "--floor", "2"], "floor"),
+        (["bench.py", "--device", "nonsense"], "device"),
+        (["train.py", "order", "--data", "nowhere"], "run train.py collect"),
+        (["train.py", "graph", "--data", "nowhere"], "run train.py collect"),
+        (["train.py", "collect", "--model", "nowhere"], "no model"),
+    ],
+)
 def test_bad_input_gets_one_sentence(argv, says, tmp_path, capsys, monkeypatch):
     """One clear line and a non-zero exit, before any work."""
     monkeypatch.chdir(tmp_path)
@@ -110,7 +148,17 @@ def test_bad_input_gets_one_sentence(argv, says, tmp_path, capsys, monkeypatch):
     assert isinstance(code, str) and says in code and "\n" not in code.strip()
 
 
-@pytest.mark.parametrize("argv", [["--budget", "0"], ["--budget", "-3"], ["--num-samples", "0"], ["--task", "poetry"], ["--rule", "magic"], ["--nope"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--budget", "0"],
+        ["--budget", "-3"],
+        ["--num-samples", "0"],
+        ["--task", "poetry"],
+        ["--rule", "magic"],
+        ["--nope"],
+    ],
+)
 def test_refused_options(argv, capsys):
     """argparse refuses unknown options, unknown choices and numbers that are not positive."""
     with pytest.raises(SystemExit) as stop:
@@ -121,12 +169,16 @@ def test_refused_options(argv, capsys):
 def counts(path):
     """What a run measured apart from time."""
     rows = json.load(open(path))["rows"]
-    return {(r["task"], r["index"], r["method"], r["budget"]): (r["passes"]["denoise"], r["right"], r["differs"]) for r in rows
-            if r["method"] != "spot-cost"}                                              # its tree depends on measured times
+    return {
+        (r["task"], r["index"], r["method"], r["budget"]): (r["passes"]["denoise"], r["right"], r["differs"])
+        for r in rows
+        if r["method"] != "spot-cost"
+    }  # its tree depends on measured times
 
 
 def test_interrupted_run_resumes_to_the_same_table(tmp_path, capsys, monkeypatch):
-    """Stopped after its first prompt, a run given the same --out goes on and ends with the counts of an uninterrupted one."""
+    """Stopped after its first prompt, a run given the same --out goes on and ends with the counts of an uninterrupted
+    one."""
     argv = ["bench.py", "--num-samples", "2", "--task", "code", "--gen-len", "40"]
     whole, broken = str(tmp_path / "whole.json"), str(tmp_path / "broken.json")
     run([*argv, "--out", whole], capsys)
@@ -135,6 +187,7 @@ def test_interrupted_run_resumes_to_the_same_table(tmp_path, capsys, monkeypatch
     def save_and_stop(*args):
         save(*args)
         raise KeyboardInterrupt
+
     monkeypatch.setattr(bench, "save_run", save_and_stop)
     code, _ = run([*argv, "--out", broken], capsys)
     assert "to go on" in code and 0 < len(counts(broken)) < len(counts(whole))
@@ -142,14 +195,16 @@ def test_interrupted_run_resumes_to_the_same_table(tmp_path, capsys, monkeypatch
     assert run([*argv, "--out", broken], capsys)[0] is None
     assert counts(broken) == counts(whole)
     code, _ = run([*argv, "--out", broken, "--seed", "1"], capsys)
-    assert "other arguments" in code                                                    # and nothing is overwritten
+    assert "other arguments" in code  # and nothing is overwritten
     assert counts(broken) == counts(whole)
 
 
 def test_a_mismatch_exits_1_and_names_it(tmp_path, capsys, monkeypatch):
     """A verifier that accepts what it should not is reported with prompt, position and margin, and the run exits 1."""
+
     def gullible(states, following):
         return [0, 1] if len(states) > 1 else [0]
+
     monkeypatch.setattr(bench, "speculate", lambda *args: verify.speculate(*args, match=gullible))
     code, out = run(["bench.py", "--num-samples", "1", "--task", "code", "--out", str(tmp_path / "run.json")], capsys)
     assert code == 1 and re.search(r"MISMATCH \S+ D=8 code prompt 0: new token \d+, margin 0\.", out)
@@ -166,6 +221,7 @@ def test_training_resumes_bit_for_bit(tmp_path, records, monkeypatch):
     def save_and_stop(*args):
         save(*args)
         raise KeyboardInterrupt
+
     monkeypatch.setattr(train, "save_training", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
         train.train_order(data, data, twice, 4, 0, **small)

@@ -8,6 +8,7 @@ Left out: speed, and anything that needs the trained checkpoints. Nothing is dow
 
     python -m pytest test_exactness.py          # under two minutes on one core
 """
+
 import dataclasses
 import heapq
 import json
@@ -31,32 +32,58 @@ import tasks
 import verify
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints", "golden-sdar")
-VOCAB, MASK = 40, 39                                                # of the random targets
-LENGTHS = (1, 31, 32, 33, 64, 45)                                   # prompt lengths around the borders of blocks
+VOCAB, MASK = 40, 39  # of the random targets
+LENGTHS = (1, 31, 32, 33, 64, 45)  # prompt lengths around the borders of blocks
 BUDGETS = (1, 6, 8, 12, 20)
-VALUES = {"exact": None, "threshold": .5, "product": .3, "factor": 1.5, "entropy": 1.}     # random targets commit sets
+VALUES = {"exact": None, "threshold": 0.5, "product": 0.3, "factor": 1.5, "entropy": 1.0}  # random targets commit sets
 GRID = [(L, rule, precision) for L in (32, 8) for rule in dlm.RULES for precision in dlm.PRECISIONS]
-PER_POINT = 26                                                      # decodes at each point of GRID
+PER_POINT = 26  # decodes at each point of GRID
 # Draft sets as the graph drafter takes them: (position rank, vocabulary rank) pairs, parents first.
-SETS = [((0, 0),), ((1, 0),), ((0, 0), (1, 0)), ((0, 1),), ((2, 0),), ((0, 0), (2, 0)), ((0, 0), (1, 0), (2, 0)),
-        ((0, 1), (1, 0)), ((3, 0),), ((0, 0), (3, 0)), ((0, 0), (1, 1)), ((0, 0), (1, 0), (3, 0)),
-        ((0, 0), (1, 0), (2, 0), (3, 0)), ((0, 2),)]
+SETS = [
+    ((0, 0),),
+    ((1, 0),),
+    ((0, 0), (1, 0)),
+    ((0, 1),),
+    ((2, 0),),
+    ((0, 0), (2, 0)),
+    ((0, 0), (1, 0), (2, 0)),
+    ((0, 1), (1, 0)),
+    ((3, 0),),
+    ((0, 0), (3, 0)),
+    ((0, 0), (1, 1)),
+    ((0, 0), (1, 0), (3, 0)),
+    ((0, 0), (1, 0), (2, 0), (3, 0)),
+    ((0, 2),),
+]
 
 
 # ------------------------------------------------------------------------------------------------------ helpers
 
+
 def tiny_model(attention, seed=0, dtype=torch.float64):
     """A random Qwen3 whose texts are lively: a small [MASK] embedding, sharp attention and sharp outputs."""
     torch.manual_seed(seed)
-    rope = {"rope_type": "default", "rope_theta": 100.}
-    config = Qwen3Config(vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16,
-                         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, pad_token_id=None,
-                         tie_word_embeddings=False, initializer_range=.3, bos_token_id=0, eos_token_id=0,
-                         rope_parameters=rope)
+    rope = {"rope_type": "default", "rope_theta": 100.0}
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=0,
+        rope_parameters=rope,
+    )
     config._attn_implementation = attention
     model = Qwen3ForCausalLM(config).to(dtype).eval()
     with torch.no_grad():
-        model.model.embed_tokens.weight[MASK] *= .1
+        model.model.embed_tokens.weight[MASK] *= 0.1
         model.lm_head.weight *= 2
         for layer in model.model.layers:
             layer.self_attn.q_norm.weight *= 4
@@ -90,38 +117,41 @@ def with_truth(target, decoder, prompt):
 
     def watch(canvas, state, probs, following):
         truth.setdefault(canvas.block, [state]).append(following)
+
     return dlm.generate(target, decoder, prompt, watch=watch), truth
 
 
 def adversarial(stale, canvas, budget, truth, rng):
     """The next true states amid wrong ones: other tokens, reopened positions, edited prompts, wrong full blocks."""
     states = truth[canvas.block]
-    right = [s for s in states[states.index(canvas.state) + 1:] if not canvas.is_final(s)][:budget // 2]
+    right = [s for s in states[states.index(canvas.state) + 1 :] if not canvas.is_final(s)][: budget // 2]
     nodes = list(right)
     while len(nodes) < budget:
         state = list(right[rng.integers(len(right))] if right else canvas.state)
         for s in rng.choice(len(state), rng.integers(1, 4)):
-            state[s] = int(rng.integers(VOCAB))                         # VOCAB - 1 is [MASK]: reopens the position
-        if rng.random() < .2:
+            state[s] = int(rng.integers(VOCAB))  # VOCAB - 1 is [MASK]: reopens the position
+        if rng.random() < 0.2:
             state = [int(rng.integers(MASK)) if token == MASK else token for token in state]
         if tuple(state) not in states:
             nodes.append(tuple(state))
     rng.shuffle(nodes)
     nodes = [tuple(map(int, state)) for state in nodes]
-    return ddtree.Tree([canvas.state] + nodes, [1.] + [.5] * len(nodes), [-1] + [0] * len(nodes))
+    return ddtree.Tree([canvas.state] + nodes, [1.0] + [0.5] * len(nodes), [-1] + [0] * len(nodes))
 
 
 def methods(budget, drafter, truth, rule, seed=0):
     """Every way of drafting, {name: draft(stale, canvas)}. The position oracle is for `exact` only."""
-    costs = ddtree.Costs([0.] + [1 + .02 * u for u in range(2 * budget)], [.01] + [.001 * n for n in range(30)])
-    drafts = {"chain": partial(ddtree.chain, budget=budget),
-              "confidence_tree": partial(ddtree.confidence_tree, budget=budget),
-              "graph": partial(ddtree.graph, budget=budget, sets=SETS),
-              "spot": partial(ddtree.spot, budget=budget, drafter=drafter),
-              "spot, floor": partial(ddtree.spot, budget=budget, drafter=drafter, floor=.02),
-              "spot_cost_aware": partial(ddtree.spot_cost_aware, budget=budget, drafter=drafter, costs=costs),
-              "oracle_tokens": partial(ddtree.oracle_tokens, budget=budget, truth=truth),
-              "adversarial": partial(adversarial, budget=budget, truth=truth, rng=np.random.default_rng(seed))}
+    costs = ddtree.Costs([0.0] + [1 + 0.02 * u for u in range(2 * budget)], [0.01] + [0.001 * n for n in range(30)])
+    drafts = {
+        "chain": partial(ddtree.chain, budget=budget),
+        "confidence_tree": partial(ddtree.confidence_tree, budget=budget),
+        "graph": partial(ddtree.graph, budget=budget, sets=SETS),
+        "spot": partial(ddtree.spot, budget=budget, drafter=drafter),
+        "spot, floor": partial(ddtree.spot, budget=budget, drafter=drafter, floor=0.02),
+        "spot_cost_aware": partial(ddtree.spot_cost_aware, budget=budget, drafter=drafter, costs=costs),
+        "oracle_tokens": partial(ddtree.oracle_tokens, budget=budget, truth=truth),
+        "adversarial": partial(adversarial, budget=budget, truth=truth, rng=np.random.default_rng(seed)),
+    }
     if rule == "exact":
         drafts["oracle_positions"] = partial(ddtree.oracle_positions, budget=budget, truth=truth)
     return drafts
@@ -135,6 +165,7 @@ def one_sentence(error):
 
 # --------------------------------------------------------------------------- 1. the same text as the draft-free loop
 
+
 def stop_tokens(target, decoder, prompt, i):
     """Stop ids of case i: none, an id that is never written, or one that the target does write early."""
     if i % 3 == 0:
@@ -147,7 +178,7 @@ def stop_tokens(target, decoder, prompt, i):
 @pytest.mark.parametrize("block_size, rule, precision", GRID)
 def test_every_draft_writes_the_draft_free_text(block_size, rule, precision):
     """Token identity, section 5: F is a function, so whatever is drafted, the text is that of the draft-free loop."""
-    assert PER_POINT * len(GRID) >= 500                                 # decodes compared by this test in all
+    assert PER_POINT * len(GRID) >= 500  # decodes compared by this test in all
     seed = GRID.index((block_size, rule, precision))
     target, drafter = tiny_target(block_size, seed), small_drafter(block_size, seed)
     decoder = dlm.Decoder(rule, VALUES[rule], precision, gen_len=36 if block_size == 32 else 20)
@@ -155,6 +186,7 @@ def test_every_draft_writes_the_draft_free_text(block_size, rule, precision):
 
     def watch(canvas, tree, path, following):
         crossed.append(len(path) > 1 and canvas.is_complete(tree.states[path[-1]]))
+
     while decodes < PER_POINT:
         prompt, budget = random_prompt(LENGTHS[i % 6], seed), BUDGETS[i % 5]
         target.stop_ids = frozenset()
@@ -163,10 +195,33 @@ def test_every_draft_writes_the_draft_free_text(block_size, rule, precision):
         for name, draft in methods(budget, drafter, states, rule, i).items():
             got = verify.speculate(target, decoder, prompt, draft, watch=watch)
             assert (got.written, got.ids) == (truth.written, truth.ids), (name, len(prompt), budget, i)
-            assert sum(got.accepted) + got.passes["denoise"] == truth.passes["denoise"], name   # each saves one pass
+            assert sum(got.accepted) + got.passes["denoise"] == truth.passes["denoise"], name  # each saves one pass
             decodes, accepted = decodes + 1, accepted + sum(got.accepted)
         i += 1
-    assert accepted > 0 and any(crossed)                                # else (full) nodes were not put to the test
+    assert accepted > 0 and any(crossed)  # else (full) nodes were not put to the test
+
+
+@pytest.mark.parametrize("task, rule", [("arithmetic", "exact"), ("code", "exact"), ("code", "threshold")])
+def test_the_shipped_target_writes_the_same_text_with_the_shipped_drafters(task, rule):
+    """Token identity for what ships with the project, in float64: trained target, trained order drafter, calibrated
+    graph."""
+    target, shipped = dlm.load("embedded", dtype=torch.float64), os.path.dirname(GOLDEN)
+    drafter, sets = (
+        drafting.load_drafter(os.path.join(shipped, "order")),
+        ddtree.load_graph(os.path.join(shipped, "graph.json")),
+    )
+    decoder = dlm.Decoder(rule, gen_len=96)
+    for problem, budget in zip(tasks.problems(task, "test", 2, seed=5), (8, 20)):
+        prompt, truth = target.encode(problem.prompt), {}
+        free = dlm.generate(
+            target,
+            decoder,
+            prompt,
+            watch=lambda canvas, state, probs, after: truth.setdefault(canvas.block, [state]).append(after),
+        )
+        drafts = methods(budget, drafter, truth, rule) | {"graph": partial(ddtree.graph, budget=budget, sets=sets)}
+        for name, draft in drafts.items():
+            assert verify.speculate(target, decoder, prompt, draft).written == free.written, name
 
 
 @pytest.mark.parametrize("rule", dlm.RULES)
@@ -182,7 +237,7 @@ def test_fused_and_published_loops_agree(block_size, rule):
         whole = int(length >= block_size)
         assert fused.passes == {"prefill": whole, "denoise": fused.passes["denoise"], "kv_commit": 0}
         assert published.passes == {"prefill": whole, "denoise": fused.passes["denoise"], "kv_commit": blocks}
-        if rule == "exact":                                                 # one pass a token
+        if rule == "exact":  # one pass a token
             assert fused.passes["denoise"] == len(fused.written)
 
 
@@ -191,15 +246,15 @@ def test_where_generation_stops():
     target, decoder = tiny_target(8, 2), dlm.Decoder(gen_len=20)
     prompt = random_prompt(13)
     free = dlm.generate(target, decoder, prompt)
-    assert len(free.written) == 27 and MASK not in free.written         # 13 + 20 = 33, up to 40
+    assert len(free.written) == 27 and MASK not in free.written  # 13 + 20 = 33, up to 40
     assert free.ids == free.written[:20]
-    target.stop_ids = frozenset({free.written[5]})                      # position 18, in the block that ends at 24
+    target.stop_ids = frozenset({free.written[5]})  # position 18, in the block that ends at 24
     first = free.written.index(free.written[5])
     stopped = dlm.generate(target, decoder, prompt)
     assert stopped.ids == free.written[:first]
     assert len(stopped.written) == (3 if first < 3 else 11)
     target.stop_ids = frozenset(prompt[8:].tolist()) - set(free.written)
-    assert target.stop_ids                                              # in the first active block, but in the prompt
+    assert target.stop_ids  # in the first active block, but in the prompt
     assert dlm.generate(target, decoder, prompt).written == free.written
 
 
@@ -210,12 +265,14 @@ def test_a_drafted_final_state_does_not_lengthen_the_text():
 
     def draft(stale, canvas):
         block = states.get(canvas.block, [canvas.state])
-        coming = block[block.index(canvas.state):]
-        return ddtree.Tree(coming, [1.] * len(coming), list(range(-1, len(coming) - 1)))
+        coming = block[block.index(canvas.state) :]
+        return ddtree.Tree(coming, [1.0] * len(coming), list(range(-1, len(coming) - 1)))
+
     assert verify.speculate(target, decoder, prompt, draft).written == truth.written
 
 
 # ---------------------------------------------------------------------------------------- 2. wrong verifiers are caught
+
 
 def extends(child, state):
     """True if `child` is `state` with exactly one more position decided."""
@@ -234,12 +291,15 @@ def heaviest_child(states, following):
 
 def one_token_off(states, following):
     """Wrong: takes a node for F(y) if it decides the same positions and at most one token differs."""
+
     def near(a, b):
         return all((x == MASK) == (y == MASK) for x, y in zip(a, b)) and sum(x != y for x, y in zip(a, b)) <= 1
+
     path = [0]
     while True:
-        step = [u for u, state in enumerate(states)
-                if extends(state, states[path[-1]]) and near(state, following[path[-1]])]
+        step = [
+            u for u, state in enumerate(states) if extends(state, states[path[-1]]) and near(state, following[path[-1]])
+        ]
         if not step:
             return path
         path.append(step[0])
@@ -261,8 +321,12 @@ def test_wrong_verifiers_change_the_text(match):
         for length in LENGTHS:
             prompt = random_prompt(length)
             truth = dlm.generate(target, decoder, prompt).written
-            same.append((verify.speculate(target, decoder, prompt, draft, match=match).written == truth,
-                         verify.speculate(target, decoder, prompt, draft).written == truth))
+            same.append(
+                (
+                    verify.speculate(target, decoder, prompt, draft, match=match).written == truth,
+                    verify.speculate(target, decoder, prompt, draft).written == truth,
+                )
+            )
         assert not all(wrong for wrong, _ in same) and all(right for _, right in same)
 
 
@@ -276,25 +340,29 @@ def test_accept_by_hand():
 
 # ------------------------------------------------------------------------------------------------- 3. commit rules
 
-@pytest.mark.parametrize("rule, value, right", [
-    ("exact", None, [1]),                       # positions 1 and 4 tie at .95: the lowest goes first
-    ("threshold", .9, [1, 2, 4]),               # .95, .92, .95 > .9; position 3 is decided
-    ("threshold", .95, [1]),                    # strictly greater: none, so the most confident one
-    ("threshold", .0, [0, 1, 2, 4, 5]),         # all that is masked
-    ("product", .9, [1, 4]),                    # .95, .9025, .8303
-    ("product", .8, [1, 2, 4]),
-    ("product", .99, [1]),                      # not even one: at least one commits
-    ("factor", 1., [1, 2, 4]),                  # 2·.05 = .1, 3·.05 = .15, 4·.08 = .32, 5·.5 = 2.5
-    ("factor", .3, [1, 4]),
-    ("factor", .01, [1]),
-    ("entropy", .1, [0, 1, 2, 4]),              # sorted .02 .02 .05 .3 .9: Σ − max = 0, .02, .04, .09, .39
-    ("entropy", .03, [1, 4]),
-    ("entropy", .0, [1]),                       # Σ − max = 0 for one: again the lowest of the tie
-])
+
+@pytest.mark.parametrize(
+    "rule, value, right",
+    [
+        ("exact", None, [1]),  # positions 1 and 4 tie at .95: the lowest goes first
+        ("threshold", 0.9, [1, 2, 4]),  # .95, .92, .95 > .9; position 3 is decided
+        ("threshold", 0.95, [1]),  # strictly greater: none, so the most confident one
+        ("threshold", 0.0, [0, 1, 2, 4, 5]),  # all that is masked
+        ("product", 0.9, [1, 4]),  # .95, .9025, .8303
+        ("product", 0.8, [1, 2, 4]),
+        ("product", 0.99, [1]),  # not even one: at least one commits
+        ("factor", 1.0, [1, 2, 4]),  # 2·.05 = .1, 3·.05 = .15, 4·.08 = .32, 5·.5 = 2.5
+        ("factor", 0.3, [1, 4]),
+        ("factor", 0.01, [1]),
+        ("entropy", 0.1, [0, 1, 2, 4]),  # sorted .02 .02 .05 .3 .9: Σ − max = 0, .02, .04, .09, .39
+        ("entropy", 0.03, [1, 4]),
+        ("entropy", 0.0, [1]),  # Σ − max = 0 for one: again the lowest of the tie
+    ],
+)
 def test_commit_rules_by_hand(rule, value, right):
     """Section 7's table on one row of six positions; the reasons stand beside each case."""
-    confidence = torch.tensor([.5, .95, .92, .99, .95, .1], dtype=torch.float64)
-    entropy = torch.tensor([.05, .02, .3, .0, .02, .9], dtype=torch.float64)
+    confidence = torch.tensor([0.5, 0.95, 0.92, 0.99, 0.95, 0.1], dtype=torch.float64)
+    entropy = torch.tensor([0.05, 0.02, 0.3, 0.0, 0.02, 0.9], dtype=torch.float64)
     masked = torch.tensor([True, True, True, False, True, True])
     now = dlm.commits(rule, value, confidence, entropy, masked)
     assert now.nonzero()[:, 0].tolist() == right
@@ -304,7 +372,7 @@ def test_commit_rules_by_hand(rule, value, right):
 def test_commits_of_a_batch_are_those_of_its_rows(rule):
     """Rows are independent, commit masked positions only, and at least one wherever a mask is left."""
     generator = torch.Generator().manual_seed(0)
-    confidence = torch.rand(50, 8, generator=generator, dtype=torch.float64).mul(8).round() / 8          # many ties
+    confidence = torch.rand(50, 8, generator=generator, dtype=torch.float64).mul(8).round() / 8  # many ties
     entropy = torch.rand(50, 8, generator=generator, dtype=torch.float64).mul(8).round() / 8
     masked = torch.rand(50, 8, generator=generator) < torch.linspace(0, 1, 50)[:, None]
     assert not masked[0].any() and masked[-1].all()
@@ -316,22 +384,23 @@ def test_commits_of_a_batch_are_those_of_its_rows(rule):
 
 def test_commit_order_by_hand():
     """Falling score, ties to the lowest position, decided positions last."""
-    order, score = dlm.commit_order(torch.tensor([.3, .7, .9, .7]), torch.tensor([True, True, False, True]))
-    assert order.tolist() == [1, 3, 0, 2] and score[:3].tolist() == pytest.approx([.7, .7, .3])
+    order, score = dlm.commit_order(torch.tensor([0.3, 0.7, 0.9, 0.7]), torch.tensor([True, True, False, True]))
+    assert order.tolist() == [1, 3, 0, 2] and score[:3].tolist() == pytest.approx([0.7, 0.7, 0.3])
 
 
 @pytest.mark.parametrize("precision, first", [("bfloat16", 0), ("float32", 1)])
 def test_precision_decides_the_order(precision, first):
     """bfloat16 steps are 1/256 below 1: .9985 and .9999 become 1, the lowest goes first; float32 tells them apart."""
-    probs = torch.tensor([[.9985, .0015], [.0001, .9999]])
+    probs = torch.tensor([[0.9985, 0.0015], [0.0001, 0.9999]])
     out = dlm.Pass(torch.tensor([[MASK, MASK]]), torch.tensor([[True, True]]), probs, [])
     right = (0, MASK) if first == 0 else (MASK, 1)
     assert dlm.Decoder(precision=precision).transition(out) == [right]
     stale = drafting.Stale(dlm.Decoder(precision=precision), (MASK, MASK), MASK, probs)
-    assert stale.order[0] == first                                                      # the drafter breaks ties alike
+    assert stale.order[0] == first  # the drafter breaks ties alike
 
 
 # ----------------------------------------------------------------------------------- 4. ids that are never written
+
 
 @pytest.mark.parametrize("rule", dlm.RULES)
 def test_mask_and_untrained_ids_are_never_written(rule):
@@ -343,7 +412,7 @@ def test_mask_and_untrained_ids_are_never_written(rule):
         head.bias.zero_()
         head.bias[[30, 35, 36, 37, 38, 39]] = 1e4
     model.lm_head = head
-    target = dlm.Target(model, range(35), 8, 30, [])                    # of a tokenizer only the length is read: 35 ids
+    target = dlm.Target(model, range(35), 8, 30, [])  # of a tokenizer only the length is read: 35 ids
     prompt = random_prompt(13) % 30
     decoder = dlm.Decoder(rule, VALUES[rule], gen_len=24)
     probs = target.forward([(30,) * 8], [0], None, {}).probs
@@ -365,6 +434,7 @@ def test_nan_weights_are_an_error(broken):
 
 # --------------------------------------------------------------------------- 5. the prefix cache is a recomputation
 
+
 @torch.inference_mode()
 def dense_conditionals(ids, block_size, attention, seed):
     """Conditionals at the masks of a whole row by the stock Qwen3 under an additive block-causal mask."""
@@ -377,7 +447,7 @@ def dense_conditionals(ids, block_size, attention, seed):
     return logits[ids == MASK].softmax(-1)
 
 
-@pytest.mark.parametrize("attention, tolerance", [("sdpa", 1e-10), ("eager", 1e-5)])   # eager: softmax in float32
+@pytest.mark.parametrize("attention, tolerance", [("sdpa", 1e-10), ("eager", 1e-5)])  # eager: softmax in float32
 @pytest.mark.parametrize("blocks", (0, 1, 3))
 def test_a_cached_pass_equals_full_recomputation(blocks, attention, tolerance):
     """One cached pass over a root, a finished node, its next block and another = each recomputed alone."""
@@ -389,7 +459,7 @@ def test_a_cached_pass_equals_full_recomputation(blocks, attention, tolerance):
     for u, row in enumerate([root, full, other, full + blank]):
         right = dense_conditionals(done + list(row), L, attention, 6)
         assert out.unit(u).shape == right.shape and torch.allclose(out.unit(u), right, rtol=0, atol=tolerance)
-    prefix = target.extend(target.prefill(done), out, 1)                # the finished node's K and V, stored
+    prefix = target.extend(target.prefill(done), out, 1)  # the finished node's K and V, stored
     after = target.forward([root], [blocks + 1], prefix, {})
     right = dense_conditionals(done + list(full + root), L, attention, 6)
     assert torch.allclose(after.probs, right, rtol=0, atol=tolerance)
@@ -401,7 +471,7 @@ def test_extending_the_cache_equals_prefilling_it():
     ids = random_prompt(3 * L).tolist()
     prefix = None
     for n in range(3):
-        out = target.forward([tuple(ids[n * L:n * L + L])], [n], prefix, {})
+        out = target.forward([tuple(ids[n * L : n * L + L])], [n], prefix, {})
         prefix = target.extend(prefix, out, 0)
     for kept, right in zip(prefix, target.prefill(ids)):
         assert all(a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-10) for a, b in zip(kept, right))
@@ -425,7 +495,7 @@ def test_copies_in_one_pass_equal_one_at_a_time(blocks):
     """Copies do not see each other: 21 states in one pass = 21 passes, to float64 rounding."""
     target, rng = tiny_target(8, 8), np.random.default_rng(0)
     prefix = target.prefill(random_prompt(8 * blocks).tolist())
-    states = [tuple(int(t) if rng.random() < .5 else MASK for t in rng.integers(0, MASK, 8)) for _ in range(21)]
+    states = [tuple(int(t) if rng.random() < 0.5 else MASK for t in rng.integers(0, MASK, 8)) for _ in range(21)]
     together = target.forward(states, [blocks] * 21, prefix, {})
     for u, state in enumerate(states):
         alone = target.forward([state], [blocks], prefix, {})
@@ -433,6 +503,7 @@ def test_copies_in_one_pass_equal_one_at_a_time(blocks):
 
 
 # ----------------------------------------------------------------------------------------------- 6. the golden SDAR
+
 
 def golden():
     """The golden checkpoint in float32 and what the reference implementation computes on it."""
@@ -445,8 +516,9 @@ def test_golden_logits():
     target, expected = golden()
     index = torch.arange(3)
     units = dlm.Units(8, None, index, index[:, None] > index)
-    hidden = target.model.model(input_ids=expected["ids"], position_ids=torch.arange(24)[None], units=units,
-                                use_cache=False).last_hidden_state
+    hidden = target.model.model(
+        input_ids=expected["ids"], position_ids=torch.arange(24)[None], units=units, use_cache=False
+    ).last_hidden_state
     assert torch.allclose(target.model.lm_head(hidden), expected["logits"], rtol=0, atol=1e-4)
     ids = expected["ids"][0].tolist()
     probs = target.forward([tuple(ids[16:])], [2], target.prefill(ids[:16]), {}).probs
@@ -455,7 +527,7 @@ def test_golden_logits():
     assert torch.allclose(probs, right, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("strategy, rule, value", [("static", "exact", None), ("dynamic", "threshold", .18)])
+@pytest.mark.parametrize("strategy, rule, value", [("static", "exact", None), ("dynamic", "threshold", 0.18)])
 def test_golden_generations(strategy, rule, value):
     """Token for token what the reference decoder writes with unrounded confidence, draft-free and with every draft."""
     target, expected = golden()
@@ -470,43 +542,49 @@ def test_golden_generations(strategy, rule, value):
 
 # ------------------------------------------------------------------------------------------------------ 7. trees
 
+
 def drafting_round(seed, k=6, L=8, vocab=12, stops=()):
     """A made-up round: stale conditionals at k positions, one decided since; `stops` make states final."""
     rng = np.random.default_rng(seed)
     positions = sorted(rng.choice(L, k, replace=False).tolist())
     before = tuple(MASK if s in positions else int(rng.integers(vocab)) for s in range(L))
-    stale = drafting.Stale(dlm.Decoder(), before, MASK, torch.tensor(rng.dirichlet(np.full(vocab, .2), k)))
-    canvas = SimpleNamespace(state=ddtree.commit(before, positions[0], 1), target=SimpleNamespace(mask_id=MASK),
-                             is_complete=lambda state: MASK not in state,
-                             is_final=lambda state: MASK not in state and not set(stops).isdisjoint(state))
+    stale = drafting.Stale(dlm.Decoder(), before, MASK, torch.tensor(rng.dirichlet(np.full(vocab, 0.2), k)))
+    canvas = SimpleNamespace(
+        state=ddtree.commit(before, positions[0], 1),
+        target=SimpleNamespace(mask_id=MASK),
+        is_complete=lambda state: MASK not in state,
+        is_final=lambda state: MASK not in state and not set(stops).isdisjoint(state),
+    )
     return stale, canvas
 
 
 def hashed_order(seed):
     """A random q(s|y) that is a function of the state: seeded by the set of decided positions."""
+
     def q(decided):
         out = np.zeros(decided.shape, dtype=np.float32)
         for row, taken in zip(out, decided):
             rng = np.random.default_rng([seed, *taken.astype(int).tolist()])
-            row[~taken] = rng.dirichlet(np.full((~taken).sum(), .5))
+            row[~taken] = rng.dirichlet(np.full((~taken).sum(), 0.5))
         return out
+
     return q
 
 
-def heap_tree(stale, canvas, order, budget, floor=0.):
+def heap_tree(stale, canvas, order, budget, floor=0.0):
     """Section 4 one node at a time, {state: mass} of root and `budget` heaviest states: a heap that merges states."""
-    heap, nodes = [(-1., 0, canvas.state)], {}
+    heap, nodes = [(-1.0, 0, canvas.state)], {}
     while heap and len(nodes) <= budget:
         mass, _, state = heapq.heappop(heap)
-        if state in nodes:                                                              # met before with a larger mass
+        if state in nodes:  # met before with a larger mass
             continue
         nodes[state] = -mass
         if canvas.is_complete(state):
             continue
         q = order(np.array([[state[s] != MASK for s in stale.positions]]))[0]
         for s, q_s, p in zip(stale.positions, q, stale.probs.float()):
-            for v in p.argsort(descending=True)[:2 if p.max() < ddtree.HEDGE else 1].tolist():
-                child = state[:s] + (v,) + state[s + 1:]
+            for v in p.argsort(descending=True)[: 2 if p.max() < ddtree.HEDGE else 1].tolist():
+                child = state[:s] + (v,) + state[s + 1 :]
                 m = -mass * float(q_s) * float(p[v])
                 if m > 0 and m >= floor and not canvas.is_final(child):
                     heapq.heappush(heap, (-m, len(heap), child))
@@ -519,7 +597,7 @@ def test_level_wise_tree_is_the_heap_tree(seed):
     stale, canvas = drafting_round(seed, k=4 if seed % 2 else 7, stops=(3, 4))
     assert (stale.probs.amax(1) < ddtree.HEDGE).any()
     for budget in range(1, 21):
-        for floor in (0., .01, .1):
+        for floor in (0.0, 0.01, 0.1):
             tree = ddtree.grow(stale, canvas, hashed_order(seed), budget, floor)
             right = heap_tree(stale, canvas, hashed_order(seed), budget, floor)
             assert len(set(tree.states)) == len(tree.states) <= budget + 1
@@ -532,7 +610,7 @@ def test_shape_of_a_tree(seed):
     """Root first, heaviest first; a parent stands before its child, is no lighter, has one commit less."""
     stale, canvas = drafting_round(seed)
     tree = ddtree.grow(stale, canvas, hashed_order(seed), 20)
-    assert tree.states[0] == canvas.state and tree.parents[0] == -1 and tree.masses[0] == 1.
+    assert tree.states[0] == canvas.state and tree.parents[0] == -1 and tree.masses[0] == 1.0
     assert tree.masses == sorted(tree.masses, reverse=True)
     for u in range(1, len(tree.states)):
         parent = tree.parents[u]
@@ -562,6 +640,7 @@ def test_the_drafter_is_asked_once_a_level():
     def order(decided):
         calls.append(len(decided))
         return hashed_order(0)(decided)
+
     tree = ddtree.grow(stale, canvas, order, 20)
     assert len(calls) <= 7 < len(tree.states) and calls[0] == 1
 
@@ -571,8 +650,8 @@ def test_best_rate_is_the_argmax(seed):
     """n = argmax (1 + Σ_{i≤n} m_i) / (c(1 + n) + spent) by brute force, over those passes that were measured."""
     rng = np.random.default_rng(seed)
     masses = sorted(rng.random(20).tolist(), reverse=True)
-    costs = ddtree.Costs([0.] + np.cumsum(rng.random(12 + 2 * seed) * .5 + .01).tolist(), [0.])
-    for spent in (0., .3):
+    costs = ddtree.Costs([0.0] + np.cumsum(rng.random(12 + 2 * seed) * 0.5 + 0.01).tolist(), [0.0])
+    for spent in (0.0, 0.3):
         rates = [(1 + sum(masses[:n])) / (costs.passes[1 + n] + spent) for n in range(21) if 1 + n < len(costs.passes)]
         rate, n = ddtree.best_rate(masses, costs, spent)
         assert rate == pytest.approx(max(rates)) and n == rates.index(max(rates))
@@ -584,13 +663,13 @@ def test_cost_aware_tree(seed):
     target, drafter = tiny_target(8, seed), small_drafter(8, seed)
     stale, canvas = some_stale(target, 6), dlm.Canvas(target, dlm.Decoder(gen_len=20), random_prompt(3))
     full = ddtree.spot(stale, canvas, 12, drafter)
-    assert ddtree.spot_cost_aware(stale, canvas, 12, drafter, ddtree.Costs([1.] * 30, [0.] * 30)) == full
-    for costs in (ddtree.Costs([0., 1.] + [100.] * 30, [0.] * 30), ddtree.Costs([1.] * 30, [100.] * 30)):
+    assert ddtree.spot_cost_aware(stale, canvas, 12, drafter, ddtree.Costs([1.0] * 30, [0.0] * 30)) == full
+    for costs in (ddtree.Costs([0.0, 1.0] + [100.0] * 30, [0.0] * 30), ddtree.Costs([1.0] * 30, [100.0] * 30)):
         never_asked = SimpleNamespace(order=lambda stale: None)
         assert ddtree.spot_cost_aware(stale, canvas, 12, never_asked, costs) == ddtree.root_only(canvas)
-    passes = [0.] + [1 + .1 * n for n in range(9)]                      # passes of over 9 units were not measured
-    tree = ddtree.spot_cost_aware(stale, canvas, 12, drafter, ddtree.Costs(passes, [0.] * 30))
-    rates = [sum(tree.masses[:n + 1]) / passes[n + 1] for n in range(len(tree.states))]
+    passes = [0.0] + [1 + 0.1 * n for n in range(9)]  # passes of over 9 units were not measured
+    tree = ddtree.spot_cost_aware(stale, canvas, 12, drafter, ddtree.Costs(passes, [0.0] * 30))
+    rates = [sum(tree.masses[: n + 1]) / passes[n + 1] for n in range(len(tree.states))]
     assert len(tree.states) <= 9 and max(rates) == rates[-1] and tree.states[0] == canvas.state
 
 
@@ -599,19 +678,29 @@ def test_chain_and_graph_by_hand():
     state = (5, MASK, MASK, MASK)
     canvas = SimpleNamespace(state=state, target=SimpleNamespace(mask_id=MASK), is_final=lambda s: False)
     probs = torch.zeros(4, 10)
-    for row, tokens, values in zip(probs, [[5, 2], [3, 4], [6, 7], [8, 9]], [[.9, .1], [.5, .4], [.7, .2], [.6, .3]]):
+    for row, tokens, values in zip(
+        probs, [[5, 2], [3, 4], [6, 7], [8, 9]], [[0.9, 0.1], [0.5, 0.4], [0.7, 0.2], [0.6, 0.3]]
+    ):
         row[tokens] = torch.tensor(values)
     stale = drafting.Stale(dlm.Decoder(), (MASK,) * 4, MASK, probs)
-    tree = ddtree.chain(stale, canvas, 2)                               # position 0 is decided by now
+    tree = ddtree.chain(stale, canvas, 2)  # position 0 is decided by now
     assert tree.states == [state, (5, MASK, 6, MASK), (5, MASK, 6, 8)] and tree.parents == [-1, 0, 1]
-    sets = [((0, 0),), ((1, 1),), ((0, 0), (1, 1)), ((0, 0), (9, 0)), ((2, 0),)]       # rank 9 does not exist
+    sets = [((0, 0),), ((1, 1),), ((0, 0), (1, 1)), ((0, 0), (9, 0)), ((2, 0),)]  # rank 9 does not exist
     tree = ddtree.graph(stale, canvas, 4, sets)
     assert tree.states == [state, (5, MASK, 6, MASK), (5, MASK, MASK, 9), (5, MASK, 6, 9)]
     assert tree.parents[:3] == [-1, 0, 0] and tree.parents[3] in (1, 2)
 
 
-@pytest.mark.parametrize("content, error", [(None, FileNotFoundError), ("{", ValueError), ("{}", ValueError),
-                                            ("[]", ValueError), ('{"sets": [[0, 0]]}', ValueError)])
+@pytest.mark.parametrize(
+    "content, error",
+    [
+        (None, FileNotFoundError),
+        ("{", ValueError),
+        ("{}", ValueError),
+        ("[]", ValueError),
+        ('{"sets": [[0, 0]]}', ValueError),
+    ],
+)
 def test_broken_graphs_are_refused(tmp_path, content, error):
     """A missing file, or one that is no draft graph, is one sentence that names it; a whole one is read."""
     path = tmp_path / "graph.json"
@@ -624,6 +713,7 @@ def test_broken_graphs_are_refused(tmp_path, content, error):
 
 
 # ------------------------------------------------------------------------------------------------- 8. the drafter
+
 
 def test_drafter_size():
     """The paper's count: 0.62 M parameters; 617,089 with a 32×128 position table and a 128→64→1 head."""
@@ -644,14 +734,18 @@ def test_order_is_a_distribution_over_undecided_positions():
 
 def test_stale_features_by_hand():
     """The 8 statistics: p1, p1 − p2, entropy, tail mass, rank / L, offset / L, distance / L, share still masked."""
-    probs = torch.tensor([[.5, .25, .25, 0.], [.0, .75, .25, 0.]], dtype=torch.float64)
+    probs = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.75, 0.25, 0.0]], dtype=torch.float64)
     stale = drafting.Stale(dlm.Decoder(), (MASK, 7, MASK, 7), MASK, probs)
     assert stale.features.shape == (2, 72) and stale.positions == [0, 2] and stale.order == [1, 0]
-    assert stale.best[1][:, 0].tolist() == [0, 1] and stale.best[0][0, :4].tolist() == [.5, .25, .25, 0.]
+    assert stale.best[1][:, 0].tolist() == [0, 1] and stale.best[0][0, :4].tolist() == [0.5, 0.25, 0.25, 0.0]
     assert all(part.shape == (2, 32) for part in stale.best)
-    entropy = [-.5 * np.log(.5) - .5 * np.log(.25), -.75 * np.log(.75) - .25 * np.log(.25)]
-    right = torch.tensor([[.50, .25, entropy[0], 0, 1 / 4, 0 / 4, 1 / 4, 2 / 4],
-                          [.75, .50, entropy[1], 0, 0 / 4, 2 / 4, 1 / 4, 2 / 4]])
+    entropy = [-0.5 * np.log(0.5) - 0.5 * np.log(0.25), -0.75 * np.log(0.75) - 0.25 * np.log(0.25)]
+    right = torch.tensor(
+        [
+            [0.50, 0.25, entropy[0], 0, 1 / 4, 0 / 4, 1 / 4, 2 / 4],
+            [0.75, 0.50, entropy[1], 0, 0 / 4, 2 / 4, 1 / 4, 2 / 4],
+        ]
+    )
     assert torch.allclose(stale.features[:, 64:], right.float(), atol=1e-6)
 
 
@@ -667,16 +761,19 @@ def test_drafter_survives_saving(tmp_path):
 
 def edit_weights(change):
     """A breaker of folders: rewrites model.safetensors with its dict of tensors changed by `change`."""
+
     def edit(folder):
         path = os.path.join(folder, "model.safetensors")
         tensors = load_file(path)
         change(tensors)
         save_file(tensors, path, metadata={"format": "pt"})
+
     return edit
 
 
 def edit_config(content=None, **fields):
     """A breaker of folders: config.json becomes `content` (bytes), or gets `fields`, where None removes one."""
+
     def edit(folder):
         path = os.path.join(folder, "config.json")
         with open(path, "rb") as file:
@@ -684,6 +781,7 @@ def edit_config(content=None, **fields):
         new = {**json.loads(old), **fields}
         with open(path, "wb") as file:
             file.write(content or json.dumps({key: value for key, value in new.items() if value is not None}).encode())
+
     return edit
 
 
@@ -695,17 +793,21 @@ def remove_weights(folder):
     os.remove(os.path.join(folder, "model.safetensors"))
 
 
-@pytest.mark.parametrize("edit, named", [
-    (edit_weights(lambda t: t.pop("position.weight")), "position.weight"),
-    (edit_weights(lambda t: t.update(extra=torch.zeros(2))), "extra"),
-    (edit_weights(lambda t: t.update({"position.weight": torch.zeros(3)})), "position.weight"),
-    (truncate, "safetensors|header"),
-    (remove_weights, "safetensors"),
-    (edit_config(b"{"), "cannot be loaded"),
-    (edit_config(b"[1]"), "cannot be loaded"),
-    (edit_config(b"\xff\xfe{"), "cannot be loaded"),
-    (edit_config(b'{"shape": {"heads": 7}}'), "cannot be loaded"),
-], ids="missing surplus misshaped truncated no-weights json list binary heads".split())
+@pytest.mark.parametrize(
+    "edit, named",
+    [
+        (edit_weights(lambda t: t.pop("position.weight")), "position.weight"),
+        (edit_weights(lambda t: t.update(extra=torch.zeros(2))), "extra"),
+        (edit_weights(lambda t: t.update({"position.weight": torch.zeros(3)})), "position.weight"),
+        (truncate, "safetensors|header"),
+        (remove_weights, "safetensors"),
+        (edit_config(b"{"), "cannot be loaded"),
+        (edit_config(b"[1]"), "cannot be loaded"),
+        (edit_config(b"\xff\xfe{"), "cannot be loaded"),
+        (edit_config(b'{"shape": {"heads": 7}}'), "cannot be loaded"),
+    ],
+    ids="missing surplus misshaped truncated no-weights json list binary heads".split(),
+)
 def test_broken_drafters_are_refused(tmp_path, edit, named):
     """A drafter that is not what was saved is refused with one sentence that names the fault, not half loaded."""
     small_drafter(8).save(str(tmp_path))
@@ -724,30 +826,37 @@ def test_a_missing_drafter_is_refused(tmp_path):
 
 # -------------------------------------------------------------------------------------------- 9. loading a target
 
-@pytest.mark.parametrize("edit, named", [
-    (remove_weights, "safetensors"),
-    (truncate, "cannot be read"),
-    (edit_weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "model.layers.1.mlp.up_proj.weight"),
-    (edit_weights(lambda t: t.update({"model.extra.weight": torch.zeros(2)})), "model.extra.weight"),
-    (edit_weights(lambda t: t.update({"model.norm.weight": torch.zeros(63)})), "model.norm.weight"),
-    (edit_config(b"{"), "config.json"),
-    (edit_config(b"[1]"), "config.json"),
-    (edit_config(b"\xff\xfe{"), "config.json"),
-    (edit_config(hidden_size=None), "hidden_size"),
-    (edit_config(hidden_size="wide"), "hidden_size"),
-    (edit_config(rope_theta=None), "rope_theta"),
-    (edit_config(block_size=None), "block_size"),
-    (edit_config(block_size=0), "block_size"),
-    (edit_config(block_size="8"), "block_size"),
-    (edit_config(mask_token_id=None), "mask_token_id"),
-    (edit_config(mask_token_id=500), "mask_token_id"),
-], ids=("no-weights truncated missing surplus misshaped json list binary no-hidden-size text-hidden-size no-rope "
-        "no-block block-0 text-block no-mask mask-outside").split())
+
+@pytest.mark.parametrize(
+    "edit, named",
+    [
+        (remove_weights, "safetensors"),
+        (truncate, "cannot be read"),
+        (edit_weights(lambda t: t.pop("model.layers.1.mlp.up_proj.weight")), "model.layers.1.mlp.up_proj.weight"),
+        (edit_weights(lambda t: t.update({"model.extra.weight": torch.zeros(2)})), "model.extra.weight"),
+        (edit_weights(lambda t: t.update({"model.norm.weight": torch.zeros(63)})), "model.norm.weight"),
+        (edit_config(b"{"), "config.json"),
+        (edit_config(b"[1]"), "config.json"),
+        (edit_config(b"\xff\xfe{"), "config.json"),
+        (edit_config(hidden_size=None), "hidden_size"),
+        (edit_config(hidden_size="wide"), "hidden_size"),
+        (edit_config(rope_theta=None), "rope_theta"),
+        (edit_config(block_size=None), "block_size"),
+        (edit_config(block_size=0), "block_size"),
+        (edit_config(block_size="8"), "block_size"),
+        (edit_config(mask_token_id=None), "mask_token_id"),
+        (edit_config(mask_token_id=500), "mask_token_id"),
+    ],
+    ids=(
+        "no-weights truncated missing surplus misshaped json list binary no-hidden-size text-hidden-size no-rope "
+        "no-block block-0 text-block no-mask mask-outside"
+    ).split(),
+)
 def test_broken_targets_are_refused(tmp_path, edit, named):
     """What is not whole is refused with one sentence that names the fault, and never filled up with random weights."""
     folder = str(tmp_path / "broken")
     shutil.copytree(GOLDEN, folder, ignore=shutil.ignore_patterns("expected*"))
-    dlm.load(folder)                                                                    # whole before it is broken
+    dlm.load(folder)  # whole before it is broken
     edit(folder)
     with pytest.raises((ValueError, FileNotFoundError), match=named) as error:
         dlm.load(folder)
@@ -770,8 +879,10 @@ def test_an_unknown_target_is_refused():
     assert one_sentence(error)
 
 
-@pytest.mark.parametrize("arguments, named", [({"rule": "best"}, "best.*exact"), ({"gen_len": 0}, "gen_len"),
-                                              ({"precision": "float8"}, "float8.*bfloat16")])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [({"rule": "best"}, "best.*exact"), ({"gen_len": 0}, "gen_len"), ({"precision": "float8"}, "float8.*bfloat16")],
+)
 def test_unknown_decoders_are_refused(arguments, named):
     """An unknown rule or precision, or no token to write, is refused before anything runs."""
     with pytest.raises(ValueError, match=named) as error:
@@ -779,8 +890,10 @@ def test_unknown_decoders_are_refused(arguments, named):
     assert one_sentence(error)
 
 
-@pytest.mark.parametrize("length, gen_len, fits", [(0, 8, False), (257, 8, False), (249, 8, False), (241, 8, True),
-                                                   (248, 8, True), (1, 255, True)])
+@pytest.mark.parametrize(
+    "length, gen_len, fits",
+    [(0, 8, False), (257, 8, False), (249, 8, False), (241, 8, True), (248, 8, True), (1, 255, True)],
+)
 def test_prompts_that_do_not_fit_are_refused(length, gen_len, fits):
     """No prompt, or one whose answer would exceed the context of 256, is refused; the last that fits is decoded."""
     target, decoder, prompt = tiny_target(8), dlm.Decoder(gen_len=gen_len), random_prompt(length)
@@ -800,6 +913,7 @@ def test_an_empty_text_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------------ 10. tasks
+
 
 def run_here(program, name, xs):
     """Output of a reference program in this process; only for programs that this project itself wrote."""
@@ -827,7 +941,7 @@ def test_reference_answers_are_right():
     """Every reference answer scores; code runs here for 1000 problems and in the limited child process for 25."""
     for problem in tasks.problems("arithmetic", "test", 1000):
         assert tasks.score(problem, problem.answer)
-        for line in problem.answer.split("\n"):                         # every written-out step is right too
+        for line in problem.answer.split("\n"):  # every written-out step is right too
             for left, right in [eq.split(" = ") for eq in re.findall(r"\d+ [-+*] \d+ = \d+", line)]:
                 assert eval(left) == int(right)
     for i, problem in enumerate(tasks.problems("code", "train", 1000)):
@@ -838,35 +952,83 @@ def test_reference_answers_are_right():
         assert i >= 25 or tasks.score(problem, problem.answer)
 
 
-@pytest.mark.parametrize("answer, right", [
-    ("#### 12", True), ("6 + 6 = 12\n#### 12", True), ("#### 11\n#### 12", True), ("#### 120", False),
-    ("#### 11", False), ("#### -12", False), ("12", False), ("", False), ("####", False), ("#### 12\n#### 11", False),
-    ("#### 12.5", False),
-    ("#### " + "9" * 5000, False)])
+@pytest.mark.parametrize(
+    "answer, right",
+    [
+        ("#### 12", True),
+        ("6 + 6 = 12\n#### 12", True),
+        ("#### 11\n#### 12", True),
+        ("#### 120", False),
+        ("#### 11", False),
+        ("#### -12", False),
+        ("12", False),
+        ("", False),
+        ("####", False),
+        ("#### 12\n#### 11", False),
+        ("#### 12.5", False),
+        ("#### " + "9" * 5000, False),
+    ],
+)
 def test_arithmetic_scores(answer, right):
     """The whole number after the last `####` counts: 12.5 is not 12, and a number of any length is merely wrong."""
     assert tasks.score(dataclasses.replace(some_problem("arithmetic"), gold=12), answer) is right
 
 
-@pytest.mark.parametrize("wrong", [
-    "", "def {f}(xs): return 0", "```python\ndef {f}(xs):\n    return 0\n```", "```python\ndef {f}(xs:\n```",
-    "```python\ndef other(xs):\n    return 0\n```", "```python\nprint('[1]')\n```",
-    "```python\ndef {f}(xs):\n    print('pass')\n    return 0\n```", "```python\ndef {f}(xs):\n    return {f}(xs)\n```",
-    "```python\ndef {f}(xs):\n    return xs\n", "```python\ndef {f}(a, b):\n    return 0\n```",
-    "```python\ndef {f}(xs):\n    return __builtins__\n```", "```python\ndef {f}(xs):\n    return {f}\n```"])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "def {f}(xs): return 0",
+        "```python\ndef {f}(xs):\n    return 0\n```",
+        "```python\ndef {f}(xs:\n```",
+        "```python\ndef other(xs):\n    return 0\n```",
+        "```python\nprint('[1]')\n```",
+        "```python\ndef {f}(xs):\n    print('pass')\n    return 0\n```",
+        "```python\ndef {f}(xs):\n    return {f}(xs)\n```",
+        "```python\ndef {f}(xs):\n    return xs\n",
+        "```python\ndef {f}(a, b):\n    return 0\n```",
+        "```python\ndef {f}(xs):\n    return __builtins__\n```",
+        "```python\ndef {f}(xs):\n    return {f}\n```",
+    ],
+)
 def test_wrong_code_fails(wrong):
     """No program, a wrong one, a broken one, a printed fake pass, or a value that is none: not solved, and no error."""
     problem = some_problem("code")
     assert tasks.score(problem, wrong.replace("{f}", problem.gold[0])) is False
 
 
-@pytest.mark.parametrize("line", [
-    "import os", "from os import system", "return xs.__class__", "return open('/etc/passwd')", "return eval('1')",
-    "exec('1')", "while True: pass", "return (lambda: 1)()", "return [f for f in xs][0]()", "xs.pop()",
-    "xs.append.__self__", "return getattr(xs, 'pop')", "return __import__('os')", "global f", "raise ValueError",
-    "try: return 1\n    finally: return 2", "with xs: return 1", "yield 1", "del xs", "class A: pass", "return f'{xs}'",
-    "return (x := 1)", "return xs[0]", "return {1: 2}", "return sorted(xs, key=len)", "print('[1]')",
-    "async def g(): pass"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import os",
+        "from os import system",
+        "return xs.__class__",
+        "return open('/etc/passwd')",
+        "return eval('1')",
+        "exec('1')",
+        "while True: pass",
+        "return (lambda: 1)()",
+        "return [f for f in xs][0]()",
+        "xs.pop()",
+        "xs.append.__self__",
+        "return getattr(xs, 'pop')",
+        "return __import__('os')",
+        "global f",
+        "raise ValueError",
+        "try: return 1\n    finally: return 2",
+        "with xs: return 1",
+        "yield 1",
+        "del xs",
+        "class A: pass",
+        "return f'{xs}'",
+        "return (x := 1)",
+        "return xs[0]",
+        "return {1: 2}",
+        "return sorted(xs, key=len)",
+        "print('[1]')",
+        "async def g(): pass",
+    ],
+)
 def test_unsafe_lines_are_refused(line):
     """Off the whitelist is refused unrun: other statements, attributes but append, calls by any other name."""
     assert tasks.is_safe("def f(xs):\n    xs.append(1)\n    return sum(xs)\n")
@@ -874,8 +1036,18 @@ def test_unsafe_lines_are_refused(line):
     assert tasks.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
 
 
-@pytest.mark.parametrize("program", ["@abs\ndef f(xs):\n    return 1\n", "f = lambda xs: 1\n", "\0", "\ud800",
-                                     "def f(xs):\n    return 1", "(" * 10000, "-" * 10000 + "1"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "@abs\ndef f(xs):\n    return 1\n",
+        "f = lambda xs: 1\n",
+        "\0",
+        "\ud800",
+        "def f(xs):\n    return 1",
+        "(" * 10000,
+        "-" * 10000 + "1",
+    ],
+)
 def test_unsafe_programs_are_refused(program):
     """Decorators and lambdas are refused; texts that break the parser are no error; a plain function runs."""
     safe = program.endswith("return 1")
@@ -883,8 +1055,9 @@ def test_unsafe_programs_are_refused(program):
     assert tasks.run_program(program, "f", [[1]]) == ([1] if safe else None)
 
 
-@pytest.mark.parametrize("line", ["for x in xs: xs.append(1)", "r = [0] * 10 ** 10", "r = 10 ** 10 ** 10",
-                                  "r = 'x' * 10 ** 9"])
+@pytest.mark.parametrize(
+    "line", ["for x in xs: xs.append(1)", "r = [0] * 10 ** 10", "r = 10 ** 10 ** 10", "r = 'x' * 10 ** 9"]
+)
 def test_endless_programs_are_contained(line):
     """A program that would take all time or memory fails within seconds."""
     begin = time.time()

@@ -5,11 +5,12 @@
     python train.py order      the order drafter (paper section 3) on them
     python train.py graph      the calibrated draft graph (Spiffy) on them
 
-The target learns block diffusion as SDAR does: a clean stream next to noisy copies of its blocks, each noisy block seeing the clean
-blocks before it. The drafter and the graph need nothing but trajectories of the target.
+The target learns block diffusion as SDAR does: a clean stream next to noisy copies of its blocks, each noisy block
+seeing the clean blocks before it. The drafter and the graph need nothing but trajectories of the target.
 
 What this file leaves out: training a target at full size.
 """
+
 import argparse
 import glob
 import json
@@ -34,37 +35,63 @@ from drafter import OrderDrafter, Stale
 
 BLOCK = 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<MASK>"]
-CHAT = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
-MIX = {"arithmetic": .45, "code": .35, "drill": .20}
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MIX = {"arithmetic": 0.45, "code": 0.35, "drill": 0.20}
 
 
 # -------------------------------------------------------------------------------------- the embedded target
+
 
 def make_tokenizer(vocab_size=480):
     """A byte-pair tokenizer in the layout of SDAR's: Qwen2's word splitting, ChatML and a mask token."""
     texts = [text for task in MIX for p in tasks.problems(task, "train", 4000, seed=1) for text in (p.prompt, p.answer)]
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"),
-                                                 pre_tokenizers.ByteLevel(False, use_regex=False)])
-    bpe.train_from_iterator(texts + ["user\n", "assistant\n"] * 4000, trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    bpe.train_from_iterator(
+        texts + ["user\n", "assistant\n"] * 4000,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size - len(SPECIAL),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     learned = json.loads(bpe.to_str())["model"]
-    return Qwen2Tokenizer(vocab=learned["vocab"], merges=[tuple(m) for m in learned["merges"]],
-                          extra_special_tokens=SPECIAL[1:], chat_template=CHAT)
+    return Qwen2Tokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(m) for m in learned["merges"]],
+        extra_special_tokens=SPECIAL[1:],
+        chat_template=CHAT,
+    )
 
 
 def make_target(tokenizer, seed):
     """A randomly initialised 1.7 M-parameter SDAR: a Qwen3 with tied embeddings. Output projections start at zero."""
     torch.manual_seed(seed)
     end, _, stop, mask = tokenizer.convert_tokens_to_ids(SPECIAL)
-    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
-                         num_key_value_heads=2, head_dim=48, max_position_embeddings=1024, tie_word_embeddings=True, bos_token_id=end,
-                         eos_token_id=end, pad_token_id=None, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=48,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=end,
+        eos_token_id=end,
+        pad_token_id=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+    )
     config.block_size, config.mask_token_id, config.stop_token_ids = BLOCK, mask, [stop, end]
     config._attn_implementation = "block_units"
     model = Qwen3ForCausalLM(config)
-    torch.nn.init.normal_(model.model.embed_tokens.weight, std=.1)
+    torch.nn.init.normal_(model.model.embed_tokens.weight, std=0.1)
     for layer in model.model.layers:
         torch.nn.init.zeros_(layer.self_attn.o_proj.weight)
         torch.nn.init.zeros_(layer.mlp.down_proj.weight)
@@ -78,7 +105,12 @@ def encode_examples(tokenizer, n, seed):
     examples = []
     for task, share in MIX.items():
         drawn = tasks.problems(task, "train", math.ceil(n * share), seed)
-        chats = [tokenizer.apply_chat_template([{"role": "user", "content": p.prompt}], add_generation_prompt=True, tokenize=False) for p in drawn]
+        chats = [
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": p.prompt}], add_generation_prompt=True, tokenize=False
+            )
+            for p in drawn
+        ]
         for prompt, answer in zip(tokenizer(chats)["input_ids"], tokenizer([p.answer for p in drawn])["input_ids"]):
             ids = prompt + answer + stop
             examples.append((ids + end * (-len(ids) % BLOCK), len(prompt)))
@@ -102,18 +134,20 @@ def batches(tokenizer, tokens_per_batch, seed):
 
 
 def noisy_copies(ids, is_answer, mask_id, generator):
-    """Two complementary maskings of every answer block; rates stratified over the batch's blocks, 13 % of blocks all masked."""
+    """Two complementary maskings of every answer block; rates stratified over the batch's blocks, 13 % of blocks all
+    masked."""
     B, T = ids.shape
     blocks = B * (T // BLOCK)
-    rate = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / blocks / .87
-    rate = rate.clamp(max=1.).view(B, -1, 1).expand(-1, -1, BLOCK).reshape(B, T)
+    rate = (torch.randperm(blocks, generator=generator) + torch.rand(blocks, generator=generator)) / blocks / 0.87
+    rate = rate.clamp(max=1.0).view(B, -1, 1).expand(-1, -1, BLOCK).reshape(B, T)
     first = (torch.rand(B, T, generator=generator) < rate) & is_answer
-    masks = torch.stack([first, ~first & is_answer], 1)                                 # [B, 2, T]
+    masks = torch.stack([first, ~first & is_answer], 1)  # [B, 2, T]
     return torch.where(masks, mask_id, ids[:, None]), masks
 
 
 def target_loss(model, ids, is_answer, generator):
-    """Cross-entropy on the masked positions of `clean | noisy | complementary`, each block seeing the clean blocks before it."""
+    """Cross-entropy on the masked positions of `clean | noisy | complementary`, each block seeing the clean blocks
+    before it."""
     B, T = ids.shape
     n = T // BLOCK
     mask_id = model.config.mask_token_id
@@ -121,15 +155,19 @@ def target_loss(model, ids, is_answer, generator):
     row = torch.cat([ids, noisy.flatten(1)], 1)
     block = torch.arange(n).repeat(3)
     units = dlm.Units(BLOCK, context=torch.arange(n), sees=block[:, None] > torch.arange(n))
-    hidden = model.model(input_ids=row, position_ids=torch.arange(T).repeat(3)[None], units=units, use_cache=False).last_hidden_state
+    hidden = model.model(
+        input_ids=row, position_ids=torch.arange(T).repeat(3)[None], units=units, use_cache=False
+    ).last_hidden_state
     where = masks.flatten(1).nonzero(as_tuple=True)
-    logits = model.lm_head(hidden[:, T:][where]).index_fill(1, torch.tensor([mask_id]), -torch.inf)     # [MASK] is never a label
+    logits = model.lm_head(hidden[:, T:][where]).index_fill(
+        1, torch.tensor([mask_id]), -torch.inf
+    )  # [MASK] is never a label
     return functional.cross_entropy(logits.float(), ids[:, None].expand(-1, 2, -1).flatten(1)[where])
 
 
-def schedule(step, steps, warmup=100, decay=.5):
+def schedule(step, steps, warmup=100, decay=0.5):
     """Linear warm-up, constant, linear decay to zero over the last half."""
-    return min((step + 1) / warmup, 1., (steps - step) / (steps * decay))
+    return min((step + 1) / warmup, 1.0, (steps - step) / (steps * decay))
 
 
 def save_training(path, model, optimizers, step):
@@ -160,12 +198,16 @@ def load_training(path, model, optimizers):
 
 
 def train_target(folder, steps, seed, tokens_per_batch=6144, save_every=250):
-    """Train the embedded target from scratch into `folder`; run again with the same arguments, it goes on where it stopped."""
+    """Train the embedded target from scratch into `folder`; run again with the same arguments, it goes on where it
+    stopped."""
     tokenizer = make_tokenizer()
     model = make_target(tokenizer, seed)
     matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [p for name, p in model.named_parameters() if p.ndim < 2 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=.02, weight_decay=.01), torch.optim.AdamW(others, lr=5e-3, betas=(.9, .98), weight_decay=0.)]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=0.02, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=5e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     os.makedirs(folder, exist_ok=True)
     resume = os.path.join(folder, "training.safetensors")
@@ -181,7 +223,7 @@ def train_target(folder, steps, seed, tokens_per_batch=6144, save_every=250):
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        average = loss.item() if average is None else .98 * average + .02 * loss.item()
+        average = loss.item() if average is None else 0.98 * average + 0.02 * loss.item()
         if step % 50 == 0:
             print(f"step {step}/{steps}  loss {average:.3f}  {(time.time() - begin) / 60:.1f} min", flush=True)
         if (step + 1) % save_every == 0 or step + 1 == steps:
@@ -199,12 +241,14 @@ def lockstep(target, decoder, prompts, watch):
     """Draft-free decoding of equally long prompts, int64 [B, P], in one batch: with one commit a pass they finish their
     blocks together. watch(i, canvas, state, conditionals, next state) is told of every step of prompt i."""
     canvases = {i: dlm.Canvas(target, decoder, prompt) for i, prompt in enumerate(prompts)}
-    prefix = canvases[0].prefix and [tuple(torch.cat(parts) for parts in zip(*layer)) for layer in zip(*(c.prefix for c in canvases.values()))]
+    prefix = canvases[0].prefix and [
+        tuple(torch.cat(parts) for parts in zip(*layer)) for layer in zip(*(c.prefix for c in canvases.values()))
+    ]
     while canvases:
         first = next(iter(canvases.values()))
         block, complete = first.block, first.is_complete(first.state)
         units = [unit for c in canvases.values() for unit in ([c.state, c.blank] if complete else [c.state])]
-        out = target.forward(units, [block, block + 1][:1 + complete], prefix, {1: 0} if complete else {})
+        out = target.forward(units, [block, block + 1][: 1 + complete], prefix, {1: 0} if complete else {})
         following = decoder.transition(out)
         if complete:
             prefix = target.extend(prefix, out, 0)
@@ -221,8 +265,9 @@ def lockstep(target, decoder, prompts, watch):
 
 
 class Recorder:
-    """Turns watched steps into training records: for every draft-free pass, the stale features of its masked positions and, once
-    the block is finished, `when` each of them commits (0 = in this very pass) and the committed token's rank under them."""
+    """Turns watched steps into training records: for every draft-free pass, the stale features of its masked
+    positions and, once the block is finished, `when` each of them commits (0 = in this very pass) and the committed
+    token's rank under them."""
 
     def __init__(self, decoder):
         self.decoder, self.open, self.records = decoder, {}, []
@@ -230,7 +275,9 @@ class Recorder:
     def __call__(self, i, canvas, state, probs, following):
         passes, step = self.open.setdefault(i, ([], {}))
         step.update({s: len(passes) for s, (before, after) in enumerate(zip(state, following)) if before != after})
-        passes.append((canvas.block - canvas.prompt // len(state), Stale(self.decoder, state, canvas.target.mask_id, probs)))
+        passes.append(
+            (canvas.block - canvas.prompt // len(state), Stale(self.decoder, state, canvas.target.mask_id, probs))
+        )
         if canvas.is_complete(following):
             self.records += [self.record(n, block, stale, step, following) for n, (block, stale) in enumerate(passes)]
             del self.open[i]
@@ -241,8 +288,15 @@ class Recorder:
         rank[torch.tensor(stale.order)] = torch.arange(k)
         hit = stale.best[1] == torch.tensor([final[s] for s in stale.positions])[:, None]
         token_rank = torch.where(hit.any(1), hit.int().argmax(1), 255)
-        return {"count": torch.tensor([k]), "block": torch.tensor([block]), "position": torch.tensor(stale.positions), "rank": rank,
-                "when": torch.tensor([step[s] - n for s in stale.positions]), "token_rank": token_rank, "features": stale.features}
+        return {
+            "count": torch.tensor([k]),
+            "block": torch.tensor([block]),
+            "position": torch.tensor(stale.positions),
+            "rank": rank,
+            "when": torch.tensor([step[s] - n for s in stale.positions]),
+            "token_rank": token_rank,
+            "features": stale.features,
+        }
 
 
 def equally_long(prompts, most):
@@ -250,14 +304,15 @@ def equally_long(prompts, most):
     by_length = {}
     for prompt in prompts:
         by_length.setdefault(len(prompt), []).append(prompt)
-    return [same[i:i + most] for same in by_length.values() for i in range(0, len(same), most)]
+    return [same[i : i + most] for same in by_length.values() for i in range(0, len(same), most)]
 
 
 def collect(target, decoder, prompts, batch=16):
-    """Records of draft-free trajectories over `prompts` (list of int64 [P]), in batches of equally long ones, joined into tensors.
+    """Records of draft-free trajectories over `prompts` (list of int64 [P]), in batches of equally long ones, joined
+    into tensors.
 
-    count, block (index counted from the answer's first) [S] for S passes; position, when, rank (by stale confidence), token_rank
-    (255 = not among the 32) uint8 [Σk] and features float16 [Σk, 72] for their masked positions.
+    count, block (index counted from the answer's first) [S] for S passes; position, when, rank (by stale confidence),
+    token_rank (255 = not among the 32) uint8 [Σk] and features float16 [Σk, 72] for their masked positions.
     """
     recorder = Recorder(decoder)
     for together in equally_long(prompts, batch):
@@ -278,9 +333,12 @@ def collect_shards(model, folder, n, per_shard, gen_len, seed):
     for i, start in enumerate(range(0, len(batches), per_shard)):
         path = os.path.join(folder, f"{i:04d}.safetensors")
         if not os.path.exists(path):
-            save_file(collect(target, decoder, sum(batches[start:start + per_shard], [])), path + ".part")
+            save_file(collect(target, decoder, sum(batches[start : start + per_shard], [])), path + ".part")
             os.replace(path + ".part", path)
-        print(f"{min(start + per_shard, len(batches))}/{len(batches)} batches  {(time.time() - begin) / 60:.1f} min", flush=True)
+        print(
+            f"{min(start + per_shard, len(batches))}/{len(batches)} batches  {(time.time() - begin) / 60:.1f} min",
+            flush=True,
+        )
 
 
 def join(shards):
@@ -293,12 +351,19 @@ def join(shards):
 
 # --------------------------------------------------------------------------------------------- the order drafter
 
+
 def order_batch(data, states, depth):
-    """Training examples: for passes `states` [N] with equally many (k) masked positions and path depths `depth` [N], the
-    stale features [N, k, 72], positions [N, k], decided [N, k] (the first `depth` real commits) and the label [N]."""
+    """Training examples: for passes `states` [N] with equally many (k) masked positions and path depths `depth` [N],
+    the stale features [N, k, 72], positions [N, k], decided [N, k] (the first `depth` real commits) and the label
+    [N]."""
     rows = data["start"][states][:, None] + torch.arange(int(data["count"][states[0]]))
     when = data["when"][rows]
-    return data["features"][rows].float(), data["position"][rows], when < depth[:, None], (when == depth[:, None]).int().argmax(1)
+    return (
+        data["features"][rows].float(),
+        data["position"][rows],
+        when < depth[:, None],
+        (when == depth[:, None]).int().argmax(1),
+    )
 
 
 def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_every=500, **shape):
@@ -308,12 +373,14 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
     """
     torch.manual_seed(seed)
     drafter = OrderDrafter(**shape)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3, weight_decay=.01)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3, weight_decay=0.01)
     os.makedirs(folder, exist_ok=True)
     resume = os.path.join(folder, "training.safetensors")
     done, begin = load_training(resume, drafter, [optimizer]), time.time()
     groups = {k: (data["count"] == k).nonzero()[:, 0] for k in range(2, drafter.shape["block_size"] + 1)}
-    weights = torch.tensor([k * len(group) for k, group in groups.items()], dtype=torch.float)     # every batch has `rows` positions
+    weights = torch.tensor(
+        [k * len(group) for k, group in groups.items()], dtype=torch.float
+    )  # every batch has `rows` positions
     for step in range(done, steps):
         generator = torch.Generator().manual_seed(seed * 1000003 + step)
         optimizer.param_groups[0]["lr"] = 1e-3 * schedule(step, steps)
@@ -330,7 +397,11 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
         if (step + 1) % save_every == 0 or step + 1 == steps:
             accuracy = order_accuracy(drafter.eval(), held)
             drafter.train()
-            print(f"step {step + 1}/{steps}  held-out next position {accuracy['drafter']:.3f}  {(time.time() - begin) / 60:.1f} min", flush=True)
+            print(
+                f"step {step + 1}/{steps}  held-out next position {accuracy['drafter']:.3f}  "
+                f"{(time.time() - begin) / 60:.1f} min",
+                flush=True,
+            )
             save_training(resume, drafter, [optimizer], step + 1)
             drafter.save(folder, accuracy=accuracy, steps=step + 1, passes=len(data["count"]), seed=seed)
     return drafter
@@ -338,17 +409,18 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
 
 @torch.inference_mode()
 def order_accuracy(drafter, data, deepest=12, per_depth=1500):
-    """Held-out next-position accuracy over path depths 1…12, beside both stale-confidence orders with the decoder's rounding and ties.
+    """Held-out next-position accuracy over path depths 1…12, beside both stale-confidence orders with the decoder's
+    rounding and ties.
 
-    drafter / drafter_top3: the trained model; stale_left: the most confident stale position that the true path has left; stale_rank: the
-    position at stale rank d is the d-th next commit (needs no path).
+    drafter / drafter_top3: the trained model; stale_left: the most confident stale position that the true path has
+    left; stale_rank: the position at stale rank d is the d-th next commit (needs no path).
     """
     hits = {"drafter": 0, "drafter_top3": 0, "stale_left": 0, "stale_rank": 0}
     total, generator = 0, torch.Generator().manual_seed(0)
     for depth in range(1, deepest + 1):
         for k in range(depth + 1, drafter.shape["block_size"] + 1):
             states = (data["count"] == k).nonzero()[:, 0]
-            states = states[torch.randperm(len(states), generator=generator)[:per_depth // 20]]
+            states = states[torch.randperm(len(states), generator=generator)[: per_depth // 20]]
             if len(states) == 0:
                 continue
             features, position, decided, label = order_batch(data, states, torch.full((len(states),), depth))
@@ -364,23 +436,27 @@ def order_accuracy(drafter, data, deepest=12, per_depth=1500):
 
 # ------------------------------------------------------------------------------------------- the calibrated graph
 
+
 def calibrate_graph(data, passes, longest=8, size=64):
     """Spiffy (section 9): draft sets of (position rank i, vocabulary rank j), most valuable connected ones first.
 
-    At every pass the set of the next k commits after the free one is counted for k = 1…K, ranked under that pass's conditionals; a set's value is
-    its count plus its parents' counts. Returns `size` tuples of pairs, each behind one of its parents.
+    At every pass the set of the next k commits after the free one is counted for k = 1…K, ranked under that pass's
+    conditionals; a set's value is its count plus its parents' counts. Returns `size` tuples of pairs, each behind one
+    of its parents.
     """
     counts = Counter()
     for s in range(min(passes, len(data["count"]))):
         rows = slice(int(data["start"][s]), int(data["start"][s] + data["count"][s]))
         when, rank, token = (data[name][rows].tolist() for name in ("when", "rank", "token_rank"))
-        left = sorted((r, w, t) for w, r, t in zip(when, rank, token) if w > 0)                 # ranks count positions still masked in the root
+        left = sorted(
+            (r, w, t) for w, r, t in zip(when, rank, token) if w > 0
+        )  # ranks count positions still masked in the root
         pairs = sorted((w, i, t) for i, (_, w, t) in enumerate(left))[:longest]
         for k in range(1, len(pairs) + 1):
             if pairs[k - 1][2] == 255:
                 break
             counts[tuple(sorted((i, t) for _, i, t in pairs[:k]))] += 1
-    parents = {pairs: [pairs[:n] + pairs[n + 1:] for n in range(len(pairs))] for pairs in counts}
+    parents = {pairs: [pairs[:n] + pairs[n + 1 :] for n in range(len(pairs))] for pairs in counts}
     value = {pairs: counts[pairs] + sum(counts[p] for p in parents[pairs]) for pairs in counts}
     chosen, known = [], {()}
     while len(chosen) < size:
@@ -394,11 +470,14 @@ def calibrate_graph(data, passes, longest=8, size=64):
 
 # ------------------------------------------------------------------------------------------------------ commands
 
+
 def shards_of(folder):
     """Sorted shard paths of a trajectory folder; at least two are needed, as the last tenth is held out."""
     paths = sorted(glob.glob(os.path.join(folder, "*.safetensors")))
     if len(paths) < 2:
-        raise FileNotFoundError(f"{folder!r} holds {len(paths)} trajectory shards, 2 are needed: run train.py collect --out {folder} first")
+        raise FileNotFoundError(
+            f"{folder!r} holds {len(paths)} trajectory shards, 2 are needed: run train.py collect --out {folder} first"
+        )
     return paths
 
 
@@ -407,8 +486,17 @@ def run_order(args):
     held = max(1, len(paths) // 10)
     data, test = (join([load_file(path) for path in part]) for part in (paths[:-held], paths[-held:]))
     print(f"{len(data['count'])} training passes, {len(test['count'])} held-out ones", flush=True)
-    drafter = train_order(data, test, args.out, args.steps, args.seed, layers=args.layers, width=args.width,
-                          heads=args.width // 16, hidden=4 * args.width)
+    drafter = train_order(
+        data,
+        test,
+        args.out,
+        args.steps,
+        args.seed,
+        layers=args.layers,
+        width=args.width,
+        heads=args.width // 16,
+        hidden=4 * args.width,
+    )
     for name, value in order_accuracy(drafter.eval(), test).items():
         print(f"{name:>13} {value:.3f}")
 
@@ -421,7 +509,9 @@ def run_graph(args):
 
 
 def parse(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     target = commands.add_parser("target", help="train the embedded target from scratch")
     target.add_argument("--out", default="runs/target")

@@ -1,14 +1,16 @@
 """Verification by state equality (paper section 5) and the one speculative loop of the project.
 
-A round: draft a tree of hypothetical states of the active block; one target pass over the root and all nodes, each a full
-copy of the block that sees the cached prefix and itself only; walk from the root: where F(y) is itself a node, it has
-been verified, go on from there. The last F gives one more commit for free. As F is a function, the accepted nodes form
-a path and the text is exactly the draft-free one, whatever was drafted.
+A round: draft a tree of hypothetical states of the active block; one target pass over the root and all nodes, each a
+full copy of the block that sees the cached prefix and itself only; walk from the root: where F(y) is itself a node,
+it has been verified, go on from there. The last F gives one more commit for free. As F is a function, the accepted
+nodes form a path and the text is exactly the draft-free one, whatever was drafted.
 
-Cross-block drafting: a node that completes the block is verified together with the next block, all masked, which sees it.
+Cross-block drafting: a node that completes the block is verified together with the next block, all masked, which sees
+it.
 
 What this file leaves out: where trees come from (ddtree.py).
 """
+
 import time
 
 from ddtree import root_only
@@ -20,28 +22,33 @@ def accept(states, following):
     """The accepted path by state equality: indices into `states`, from the root 0. following[u] = F(states[u])."""
     index = {state: u for u, state in enumerate(states)}
     path = [0]
-    while following[path[-1]] in index and following[path[-1]] != states[path[-1]]:     # F(y) = y only for a complete y
+    while following[path[-1]] in index and following[path[-1]] != states[path[-1]]:  # F(y) = y only for a complete y
         path.append(index[following[path[-1]]])
     return path
 
 
 def lay_out(canvas, tree):
-    """The pass's units: every node, then a blank next block behind each complete one, unless it is the last. (states, blocks, parents)."""
+    """The pass's units: every node, then a blank next block behind each complete one, unless it is the last. (states,
+    blocks, parents)."""
     complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state) and not canvas.is_final(state)]
     n = len(tree.states)
-    return (tree.states + [canvas.blank] * len(complete), [canvas.block] * n + [canvas.block + 1] * len(complete),
-            {n + i: u for i, u in enumerate(complete)})
+    return (
+        tree.states + [canvas.blank] * len(complete),
+        [canvas.block] * n + [canvas.block + 1] * len(complete),
+        {n + i: u for i, u in enumerate(complete)},
+    )
 
 
 def speculate(target, decoder, prompt, draft, match=accept, watch=None):
-    """Decode `prompt` (int64 [P]) with drafts: the same answer as `dlm.generate`, in fewer passes. Returns a Generation.
+    """Decode `prompt` (int64 [P]) with drafts: the same answer as `dlm.generate`, in fewer passes. Returns a
+    Generation.
 
     draft(stale, canvas) -> Tree whose first state is the canvas's; match(states, following) -> accepted path.
     watch(canvas, tree, path, next state) is told of every round. Seconds are split into draft, target and rest.
     """
     begin = time.perf_counter()
     canvas, verified, accepted = Canvas(target, decoder, prompt), None, []
-    seconds = {"draft": 0., "target": time.perf_counter() - begin}
+    seconds = {"draft": 0.0, "target": time.perf_counter() - begin}
     while not canvas.is_final(canvas.state):
         # 1. draft from the conditionals of the last verified state, of which the current one is the transition
         start = time.perf_counter()
@@ -56,15 +63,17 @@ def speculate(target, decoder, prompt, draft, match=accept, watch=None):
         seconds["draft"] += drafted - start
         seconds["target"] += time.perf_counter() - drafted
         # 3. accept
-        path = match(tree.states, following[:len(tree.states)])
+        path = match(tree.states, following[: len(tree.states)])
         accepted.append(len(path) - 1)
         last = path[-1]
-        unit = next((child for child, parent in parents.items() if parent == last), last)    # the next block's, if `last` is complete
+        unit = next(
+            (child for child, parent in parents.items() if parent == last), last
+        )  # the next block's, if `last` is complete
         if watch:
             watch(canvas, tree, path, following[unit])
         if unit != last:
             canvas.advance(tree.states[last], out, last)
         verified = states[unit], target.mask_id, out.unit(unit)
-        canvas.state = following[unit]                                                  # the free commit
+        canvas.state = following[unit]  # the free commit
     seconds["rest"] = time.perf_counter() - begin - sum(seconds.values())
     return Generation(canvas.answer(), canvas.written(), canvas.passes, accepted, seconds)
