@@ -35,25 +35,38 @@ from drafter import Stale, load_drafter
 from verify import speculate
 
 FREE = ("draft-free", "published")  # loops without drafts: fused, and with a storing pass per block
-DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "spot-cost", "oracle-positions", "oracle-tokens")
+DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "oracle-positions", "oracle-tokens")
+COST_AWARE = ("spot-cost", "spot-small")  # SPOT with a budget of its own: the drafter, and a smaller one
+LARGEST = 20  # its budget is never above this
+COMMITTED = 999  # above every rank
 CHECKPOINTS = os.path.join(dlm.HERE, "checkpoints")
 
 
 # --------------------------------------------------------------------------------------------------- measuring
 
 
-def methods(budget, floor, drafter, sets, costs, truth):
+def methods(bench, budget, truth):
     """{name: draft(stale, canvas)} at one budget; `truth` {block: states} is read by the oracles only."""
-    at = partial(partial, budget=budget)
+
+    def at(drafter_function, **needs):
+        return partial(drafter_function, budget=budget, **needs)
+
     return {
         "chain": at(ddtree.chain),
         "tree": at(ddtree.confidence_tree),
-        "graph": at(ddtree.graph, sets=sets),
-        "spot": at(ddtree.spot, drafter=drafter),
-        "spot-floor": at(ddtree.spot, drafter=drafter, floor=floor),
-        "spot-cost": at(ddtree.spot_cost_aware, drafter=drafter, costs=costs),
+        "graph": at(ddtree.graph, sets=bench["sets"]),
+        "spot": at(ddtree.spot, drafter=bench["drafter"]),
+        "spot-floor": at(ddtree.spot, drafter=bench["drafter"], floor=bench["args"].floor),
         "oracle-positions": at(ddtree.oracle_positions, truth=truth),
         "oracle-tokens": at(ddtree.oracle_tokens, truth=truth),
+    }
+
+
+def cost_aware_methods(bench):
+    """{name: draft(stale, canvas)} whose budget follows from the measured costs, for the drafter and the small one."""
+    return {
+        name: partial(ddtree.spot_cost_aware, budget=LARGEST, drafter=bench[drafter], costs=bench["costs"][drafter])
+        for name, drafter in zip(COST_AWARE, ("drafter", "small"))
     }
 
 
@@ -110,8 +123,10 @@ def measure_prompt(bench, task, index):
         ("published", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
         ("draft-free", 0, lambda: draft_free(target, decoder, prompt)[0]),
     ]
+    for name, draft in cost_aware_methods(bench).items():
+        runs.append((name, 0, partial(speculate, target, decoder, prompt, draft)))
     for budget in args.budget:
-        for name, draft in methods(budget, args.floor, bench["drafter"], bench["sets"], bench["costs"], truth).items():
+        for name, draft in methods(bench, budget, truth).items():
             runs.append((name, budget, partial(speculate, target, decoder, prompt, draft)))
     rows, shift = [], index % len(runs)
     for name, budget, run in runs[shift:] + runs[:shift]:
@@ -149,7 +164,7 @@ def divergence(bench, prompt, truth, reference, result):
     def watch(canvas, state, probs, following):
         if canvas.block == block and (state[offset] != following[offset]):
             _, confidence = dlm.commit_order(
-                decoder.rounded(probs.max(-1).values), torch.ones(len(probs), dtype=torch.bool)
+                decoder.rounded(probs.max(-1).values), torch.ones_like(probs[:, 0], dtype=torch.bool)
             )
             margins.append(float(confidence[0] - confidence[min(1, len(confidence) - 1)]))
 
@@ -161,7 +176,7 @@ def divergence(bench, prompt, truth, reference, result):
 
 
 def summary(rows):
-    """Totals of one method's rows: passes per answer by kind, rounds, accepted per drafted round, rates and shares."""
+    """Totals of one method's rows: passes per answer by kind, accepted per round (all rounds), rates and shares."""
     n, seconds = len(rows), {stage: sum(row["seconds"][stage] for row in rows) for stage in ("draft", "target", "rest")}
     passes = {kind: sum(row["passes"][kind] for row in rows) / n for kind in ("prefill", "denoise", "kv_commit")}
     accepted = [a for row in rows for a in row["accepted"]]
@@ -179,10 +194,12 @@ def summary(rows):
 
 
 def table(rows, task, budget):
-    """The table of one task and budget as lines of text; task None: the mean over tasks of cuts and ratios."""
+    """The table of one task and budget as lines of text."""
     chosen = [row for row in rows if row["task"] == task and row["budget"] in (0, budget)]
     found = {
-        name: summary(same) for name in FREE + DRAFTED if (same := [row for row in chosen if row["method"] == name])
+        name: summary(same)
+        for name in FREE + COST_AWARE + DRAFTED
+        if (same := [row for row in chosen if row["method"] == name])
     }
     base, oracle = found["draft-free"], found["oracle-positions"]
     lines = [
@@ -201,45 +218,46 @@ def table(rows, task, budget):
     return lines
 
 
+def cut_and_rate(rows, args, method, budget):
+    """Mean over tasks of the cut in denoise passes and of the tokens/s ratio, both over fused draft-free."""
+    pairs = []
+    for task in args.task:
+        free, drafted = (
+            summary([row for row in rows if (row["task"], row["method"], row["budget"]) == (task, *which)])
+            for which in (("draft-free", 0), (method, budget))
+        )
+        pairs.append((free["denoise"] / drafted["denoise"], drafted["rate"] / free["rate"]))
+    return np.mean(pairs, 0)
+
+
 def mean_cuts(rows, args):
-    """Mean over tasks of the cut in denoise passes and of the tokens/s ratio, one line per method, one column pair
-    per budget."""
+    """The means over tasks as lines of text: one per method, one column per budget."""
     lines = [
         "mean over tasks: cut in denoise passes (tokens/s ratio), both over fused draft-free",
         f"{'':17}" + "".join(f"{f'D = {budget}':>17}" for budget in args.budget),
     ]
+    for name in COST_AWARE:
+        lines.append(
+            f"{name:17}" + "{:>8.2f}x ({:.2f}x), a budget of its own".format(*cut_and_rate(rows, args, name, 0))
+        )
     for name in DRAFTED:
-        cells = []
-        for budget in args.budget:
-            pairs = []
-            for task in args.task:
-                free, drafted = (
-                    summary([row for row in rows if row["task"] == task and row["method"] == m and row["budget"] == b])
-                    for m, b in (("draft-free", 0), (name, budget))
-                )
-                pairs.append((free["denoise"] / drafted["denoise"], drafted["rate"] / free["rate"]))
-            cut, rate = np.mean(pairs, 0)
-            cells.append(f"{f'{cut:.2f}x ({rate:.2f}x)':>17}")
-        lines.append(f"{name:17}" + "".join(cells))
+        cells = ["{:.2f}x ({:.2f}x)".format(*cut_and_rate(rows, args, name, budget)) for budget in args.budget]
+        lines.append(f"{name:17}" + "".join(f"{cell:>17}" for cell in cells))
     return lines
 
 
 def report(bench, rows):
     """Print the tables; returns the number of rows whose text differs from draft-free."""
-    args = bench["args"]
+    args, passes = bench["args"], bench["costs"]["drafter"].passes
     for task in args.task:
         for budget in args.budget:
             print("\n" + "\n".join(table(rows, task, budget)))
     print("\n" + "\n".join(mean_cuts(rows, args)))
     print(
-        "\naccepted: draft nodes per round, the free commit not counted. cut: denoise passes of draft-free / of the"
-        "\nmethod. of oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run."
+        "\naccepted: draft nodes per pass, the free commit not counted. cut: denoise passes of draft-free / of the"
+        "\nmethod. of oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run, of positions written."
         "\ntime of a pass over n copies, in passes over one: "
-        + ", ".join(
-            f"{n}: {bench['costs'].passes[n] / bench['costs'].passes[1]:.1f}"
-            for n in (3, 5, 9, 13, 21)
-            if n < len(bench["costs"].passes)
-        )
+        + ", ".join(f"{n}: {passes[n] / passes[1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(passes))
     )
     differing = [row for row in rows if row["differs"]]
     for row in differing:
@@ -253,38 +271,50 @@ def report(bench, rows):
 
 def diagnose(bench):
     """Section 2's diagnostics on the evaluation prompts, beside the paper's figures for SDAR-8B."""
-    target, decoder, args = bench["target"], bench["decoder"], bench["args"]
-    prompts = [target.encode(p.prompt) for task in args.task for p in bench["problems"][task]]
-    data = train.join([train.collect(target, decoder, prompts)])
-    state = torch.repeat_interleave(torch.arange(len(data["count"])), data["count"])
-    first, hit, coming = data["block"][state] == 0, data["token_rank"] == 0, (data["when"] >= 1) & (data["when"] <= 8)
-    missed = torch.zeros(len(data["count"])).index_add_(0, state, (coming & (data["token_rank"] >= 8)).float())
-    print(f"{'diagnostic':66}{'here':>22}{'paper':>14}")
-    print(
-        f"{'stale argmax = finally committed token, first block / later':66}"
-        f"{f'{hit[first].float().mean():.2f} / {hit[~first].float().mean():.2f}':>22}{'.92 / ≥ .90':>14}"
+    args = bench["args"]
+    prompts = [bench["target"].encode(p.prompt) for task in args.task for p in bench["problems"][task]]
+    data = train.join([train.collect(bench["target"], bench["decoder"], prompts)])
+
+    def line(label, here, paper=""):
+        print(f"{label:66}{here:>20}{paper:>18}")
+
+    line("diagnostic", "here", "paper")
+    of = torch.repeat_interleave(torch.arange(len(data["count"])), data["count"])  # the pass each position belongs to
+    later, hit, open_ = (
+        data["block"][of] > 0,
+        data["token_rank"] == 0,
+        data["when"] > 0,
+    )  # when 0: committed in this very pass
+    shares = [hit[open_ & part].float().mean() for part in (~later, later)]
+    line(
+        "stale argmax = finally committed token, first / later blocks", "{:.2f} / {:.2f}".format(*shares), ".92 / ≥ .90"
     )
-    print(
-        f"{'8 stale candidates per position cover the next 8 commits':66}"
-        f"{(missed == 0).float().mean():22.2f}{'.89':>14}"
+    missed = torch.zeros(len(data["count"])).index_add_(
+        0, of, (open_ & (data["when"] <= 8) & (data["token_rank"] >= 8)).float()
     )
-    best = torch.full((len(data["count"]),), 999).scatter_reduce_(
-        0, state, data["rank"] + 256 * (data["when"] == 0), "amin"
+    line(
+        "8 stale candidates per position cover the next 8 commits",
+        f"{(missed[data['count'] > 8] == 0).float().mean():.2f}",
+        ".89",
     )
-    leads = (data["rank"] == best[state]) & (data["when"] > 0)
+    top = data["rank"].masked_fill(~open_, COMMITTED)
+    lowest = torch.full((len(data["count"]),), COMMITTED).scatter_reduce_(0, of, top, "amin")
+    leads = open_ & (top == lowest[of])  # the most confident position left
     for block in range(int(data["block"].max()) + 1):
-        chosen = leads & (data["block"][state] == block)
-        label = f"most confident stale position commits next, block {block}"
-        print(f"{label:66}{(data['when'][chosen] == 1).float().mean():22.2f}{'.03, block 9' if block == 9 else '':>14}")
-    accuracy = train.order_accuracy(bench["drafter"], data)
-    label = "next position, depths 1-12: drafter (top 3)"
-    print(f"{label:66}{'{drafter:.2f} ({drafter_top3:.2f})'.format(**accuracy):>22}{'.75':>14}")
-    print(f"{'    the most confident stale position left on the true path':66}{accuracy['stale_left']:22.2f}{'':>14}")
-    print(f"{'    the position at stale rank d commits d-th':66}{accuracy['stale_rank']:22.2f}{'.22':>14}")
-    for name, paper in (("oracle-positions", "5.4-8.2x"), ("oracle-tokens", "3.4-6.5x")):
+        chosen = leads & (data["block"][of] == block)
+        paper = "falls to .03" if block == int(data["block"].max()) else ""
+        line(
+            f"most confident stale position commits next, block {block}",
+            f"{(data['when'][chosen] == 1).float().mean():.2f}",
+            paper,
+        )
+    accuracy = train.order_accuracy(load_drafter(args.drafter), data)
+    line("next position, depths 1-12: drafter (top 3)", "{drafter:.2f} ({drafter_top3:.2f})".format(**accuracy), ".75")
+    line("    the most confident stale position left on the true path", f"{accuracy['stale_left']:.2f}")
+    line("    the position at stale rank d commits d-th", f"{accuracy['stale_rank']:.2f}", ".22")
+    for name, paper in (("oracle-positions", "5.4-5.7x / 7.2-8.2x"), ("oracle-tokens", "D 20: 3.4-6.5x")):
         cuts = [oracle_cut(bench, name, budget) for budget in (8, 20)]
-        label = f"{name}: cut in passes, D = 8 / 20"
-        print(f"{label:66}{f'{cuts[0]:.1f}x / {cuts[1]:.1f}x':>22}{paper:>14}")
+        line(f"{name}: cut in passes, D = 8 / 20", "{:.1f}x / {:.1f}x".format(*cuts), paper)
 
 
 def oracle_cut(bench, name, budget):
@@ -293,7 +323,7 @@ def oracle_cut(bench, name, budget):
     for problem in (p for task in bench["args"].task for p in bench["problems"][task]):
         prompt = bench["target"].encode(problem.prompt)
         result, truth = draft_free(bench["target"], bench["decoder"], prompt)
-        draft = methods(budget, 0.0, None, None, None, truth)[name]
+        draft = methods(bench, budget, truth)[name]
         free += result.passes["denoise"]
         drafted += speculate(bench["target"], bench["decoder"], prompt, draft).passes["denoise"]
     return free / drafted
@@ -336,7 +366,7 @@ def trace(bench):
         f"prompt: {problem.prompt}\n"
         "· undecided, ✓ accepted, indentation = depth in the tree, number = position in the block, m = mass"
     )
-    draft = methods(budget, args.floor, bench["drafter"], bench["sets"], bench["costs"], {})["spot"]
+    draft = methods(bench, budget, {})["spot"]
     result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
     print(f"\n{len(result.written)} positions in {result.passes['denoise']} passes\n\n{target.decode(result.ids)}")
 
@@ -345,28 +375,29 @@ def trace(bench):
 
 
 def open_run(args):
-    """The result file's contents: a new run, or the finished rows of an interrupted one with the same arguments."""
-    described = {key: value for key, value in vars(args).items() if key not in ("out", "plot")}
-    if os.path.exists(args.out):
-        try:
-            with open(args.out) as file:
-                run = json.load(file)
-        except json.JSONDecodeError:
-            raise ValueError(f"{args.out} is not a result file: choose another --out") from None
-        if run.get("arguments") != described:
-            raise ValueError(f"{args.out} holds a run with other arguments: give the same ones, or another --out")
-        return run
-    revision = subprocess.run(
-        ["git", "-C", dlm.HERE, "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
-    return {
-        "arguments": described,
-        "revision": revision,
+    """The result file's contents: a new run, or the finished rows of an interrupted one of the same arguments and code."""
+    git = ["git", "-C", dlm.HERE, "describe", "--always", "--dirty"]
+    here = {
+        "arguments": {key: value for key, value in vars(args).items() if key not in ("out", "plot")},
+        "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
-        "rows": [],
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {args.device}",
     }
+    if not os.path.exists(args.out):
+        return here | {"rows": []}
+    try:
+        with open(args.out) as file:
+            run = json.load(file)
+        different = [key for key in here if run[key] != here[key]]
+        run["rows"]
+    except (ValueError, KeyError, TypeError, OSError):
+        raise ValueError(f"{args.out} is not a result file: choose another --out") from None
+    if different:
+        raise ValueError(
+            f"{args.out} holds a run with other {', '.join(different)}: make them the same, or choose another --out"
+        )
+    return run
 
 
 def save_run(run, path):
@@ -399,21 +430,9 @@ def plot(rows, args):
     from matplotlib import pyplot
 
     for name in DRAFTED:
-        cuts = []
-        for budget in args.budget:
-            of = [
-                [
-                    sum(
-                        row["passes"]["denoise"]
-                        for row in rows
-                        if row["task"] == task and row["method"] == m and row["budget"] == b
-                    )
-                    for m, b in (("draft-free", 0), (name, budget))
-                ]
-                for task in args.task
-            ]
-            cuts.append(np.mean([free / drafted for free, drafted in of]))
-        pyplot.plot(args.budget, cuts, "o-", label=name)
+        pyplot.plot(
+            args.budget, [cut_and_rate(rows, args, name, budget)[0] for budget in args.budget], "o-", label=name
+        )
     pyplot.xlabel("budget D")
     pyplot.ylabel("cut in denoise passes")
     pyplot.legend()
@@ -427,9 +446,10 @@ def parse(argv=None):
     )
     parser.add_argument("--model", default="embedded", help="the embedded target, or a folder in SDAR's hub layout")
     parser.add_argument("--drafter", default=os.path.join(CHECKPOINTS, "order"), help="folder of an order drafter")
+    parser.add_argument("--small", default=os.path.join(CHECKPOINTS, "order-small"), help="a small one, for spot-small")
     parser.add_argument("--graph", default=os.path.join(CHECKPOINTS, "graph.json"), help="calibrated draft sets")
     parser.add_argument("--task", nargs="+", default=list(tasks.TASKS), choices=tasks.TASKS)
-    parser.add_argument("--num-samples", type=train.positive, default=12, help="prompts per task")
+    parser.add_argument("--num-samples", type=train.positive, default=8, help="prompts per task")
     parser.add_argument("--gen-len", type=train.positive, default=160)
     parser.add_argument(
         "--budget", nargs="+", type=train.positive, default=[8], help="draft nodes per round, D; a list sweeps"
@@ -462,18 +482,18 @@ def prepare(args):
     if args.rule != "exact" and (args.diagnose or args.trace):
         raise ValueError(f"--diagnose and --trace show single commits: use --rule exact, not {args.rule}")
     problems = {task: tasks.problems(task, "test", args.num_samples, args.seed) for task in args.task}
-    drafter, sets = load_drafter(args.drafter, args.device), ddtree.load_graph(args.graph)
+    bench = {"args": args, "target": target, "decoder": decoder, "problems": problems, "costs": {}}
+    bench |= {"drafter": load_drafter(args.drafter, args.device), "small": load_drafter(args.small, args.device)}
+    bench["sets"] = ddtree.load_graph(args.graph)
     prompt = target.encode(problems[args.task[0]][0].prompt)
-    costs = measure_costs(target, decoder, prompt, drafter, 2 + max(args.budget))
-    return {
-        "args": args,
-        "target": target,
-        "decoder": decoder,
-        "problems": problems,
-        "drafter": drafter,
-        "sets": sets,
-        "costs": costs,
-    }
+    for name in ("drafter", "small"):
+        widest = bench[name].shape["block_size"]
+        if target.block_size > widest:
+            raise ValueError(
+                f"drafter blocks end at {widest}, the target's at {target.block_size}: give another drafter"
+            )
+        bench["costs"][name] = measure_costs(target, decoder, prompt, bench[name], 2 + LARGEST)
+    return bench
 
 
 def main(argv=None):
@@ -494,7 +514,7 @@ def main(argv=None):
             plot(run["rows"], args)
         if differing and args.dtype != "bfloat16":
             sys.exit(1)
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"bench.py: {error}")
     except KeyboardInterrupt:
         sys.exit(f"\nstopped; to go on, run the same command with --out {args.out}")

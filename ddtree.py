@@ -9,15 +9,18 @@ What this file leaves out: verifying a tree (verify.py), training the drafter an
 
 import json
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+YIELD = 0.9  # share of a node's mass that its best child is expected to hold: about the drafter's accuracy [ours]
 HEDGE = 0.6  # under this stale probability the second token is a candidate too
 
 
 @dataclass
 class Tree:
-    """Root and draft nodes: states (tuples of L ids, root first), masses, and each node's parent (−1 for the root)."""
+    """Root and draft nodes: states (tuples of L ids, root first), masses m(z) (1 where a drafter has none), and each
+    node's parent (−1 for the root)."""
 
     states: list
     masses: list
@@ -38,7 +41,7 @@ def commit(state, position, token):
     return state[:position] + (token,) + state[position + 1 :]
 
 
-def grow(stale, canvas, order, budget, floor=0.0, hedge=HEDGE, go_on=None):
+def grow(stale, canvas, order, budget, floor=0.0, go_on=None):
     """m(z) = m(y)·q(s|y)·p(v), m(root) = 1: the `budget` heaviest states, grown level by level (section 4).
 
     order: function from decided bool [N, k] to q [N, k] over the stale positions. Each level expands, in one call of
@@ -50,9 +53,9 @@ def grow(stale, canvas, order, budget, floor=0.0, hedge=HEDGE, go_on=None):
     if budget < 1:
         raise ValueError(f"the budget is {budget}: give at least 1 draft node per round")
     positions, k = stale.positions, len(stale.positions)
-    tokens = stale.best[1][:, :2].tolist()
+    tokens = stale.tokens
     value = stale.best[0][:, :2].cpu().numpy().copy()  # p(v) of the two candidates
-    value[value[:, 0] >= hedge, 1] = 0
+    value[value[:, 0] >= HEDGE, 1] = 0
     mask_id = canvas.target.mask_id
     states, masses, parents, known = [canvas.state], [1.0], [-1], {canvas.state}
     kept, frontier = [], [0]
@@ -103,24 +106,18 @@ def best_rate(masses, costs, spent=0.0, complete=()):
     return rates.max(), int(rates.argmax())
 
 
-def worth_growing(costs, yield_=0.7):
+def worth_growing(costs, spent, masses, frontier):
     """A `go_on` for `grow`: another level is drafted only while it should raise the round's commits per second [ours].
 
-    The children of the nodes to be expanded are taken to hold `yield_` of those nodes' mass, in as many new nodes.
+    Each node to be expanded is taken to bring one child with YIELD of its mass. spent: one-element list, the seconds of
+    drafting so far, updated here.
     """
-    spent = [costs.drafts[0]]
-
-    def go_on(masses, frontier):
-        units, call = (
-            min(n, len(times) - 1)
-            for n, times in ((1 + len(masses) + len(frontier), costs.passes), (len(frontier), costs.drafts))
-        )
-        rate = best_rate(masses, costs, spent[0] if masses else 0.0)[0]
-        hoped = (1 + sum(masses) + yield_ * sum(frontier)) / (costs.passes[units] + spent[0] + costs.drafts[call])
-        spent[0] += costs.drafts[call]
-        return hoped > rate
-
-    return go_on
+    call = costs.drafts[min(len(frontier), len(costs.drafts) - 1)]
+    rate, _ = best_rate(masses, costs, spent[0] if masses else 0.0)
+    hoped, _ = best_rate(sorted(masses + [YIELD * m for m in frontier], reverse=True), costs, spent[0] + call)
+    if hoped > rate:
+        spent[0] += call
+    return hoped > rate
 
 
 # ------------------------------------------------------------------------------------------------- the drafters
@@ -128,7 +125,7 @@ def worth_growing(costs, yield_=0.7):
 
 def undecided(stale, canvas):
     """Stale indices 0…k−1 still masked in the current state, by falling stale confidence."""
-    return [j for j in stale.order if canvas.state[stale.positions[j]] == canvas.target.mask_id]
+    return [j for j in stale.ranking if canvas.state[stale.positions[j]] == canvas.target.mask_id]
 
 
 def path_tree(canvas, commits):
@@ -147,9 +144,7 @@ def path_tree(canvas, commits):
 def chain(stale, canvas, budget):
     """SSD-style: the D most confident stale positions in confidence order, with their stale top-1 tokens, as one
     path."""
-    return path_tree(
-        canvas, [(stale.positions[j], int(stale.best[1][j, 0])) for j in undecided(stale, canvas)[:budget]]
-    )
+    return path_tree(canvas, [(stale.positions[j], stale.tokens[j][0]) for j in undecided(stale, canvas)[:budget]])
 
 
 def confidence_order(stale, width):
@@ -160,7 +155,7 @@ def confidence_order(stale, width):
     def q(decided):
         out = np.zeros(decided.shape, dtype=np.float32)
         for row, taken in zip(out, decided):
-            best = [j for j in stale.order if not taken[j]][:width]
+            best = [j for j in stale.ranking if not taken[j]][:width]
             row[best] = confidence[best] / confidence[best].sum()
         return out
 
@@ -168,7 +163,10 @@ def confidence_order(stale, width):
 
 
 def confidence_tree(stale, canvas, budget, width=2):
-    """BlockSpec-style: the confidence tree of width W over positions and tokens, cut to the D heaviest nodes."""
+    """BlockSpec-style: the confidence tree of width W over positions and tokens, cut to the D heaviest nodes.
+
+    Masses as in `grow`, with the normalised confidences as q [ours]; its depth K is whatever the cut leaves.
+    """
     return grow(stale, canvas, confidence_order(stale, width), budget)
 
 
@@ -190,18 +188,20 @@ def graph(stale, canvas, budget, sets):
     conditionals."""
     ranked = undecided(stale, canvas)
     tree, node = root_only(canvas), {(): 0}
-    for pairs in sets[:budget]:
+    for pairs in sets:
         parent = next((p for p in (pairs[:n] + pairs[n + 1 :] for n in range(len(pairs))) if p in node), None)
+        if len(tree.states) > budget:
+            break
         if parent is None or pairs[-1][0] >= len(ranked):
-            continue
+            continue  # near a block's end some ranks are gone: the next sets move up
         i, j = next(iter(set(pairs) - set(parent)))
-        state = commit(tree.states[node[parent]], stale.positions[ranked[i]], int(stale.best[1][ranked[i], j]))
+        state = commit(tree.states[node[parent]], stale.positions[ranked[i]], stale.tokens[ranked[i]][j])
         if canvas.is_final(state):
             continue
         node[pairs] = len(tree.states)
         tree.states.append(state)
         tree.parents.append(node[parent])
-        tree.masses.append(0.0)
+        tree.masses.append(1.0)
     return tree
 
 
@@ -211,11 +211,16 @@ def spot(stale, canvas, budget, drafter, floor=0.0):
 
 
 def spot_cost_aware(stale, canvas, budget, drafter, costs):
-    """SPOT that drafts as far as the measured `costs` say it pays: of at most `budget` nodes those n that maximise
-    (1 + Σ_{i≤n} m_i) / c(1 + n), and no drafter call at all where none can pay [ours]."""
-    tree = grow(stale, canvas, drafter.order(stale), budget, go_on=worth_growing(costs))
+    """n = argmax (1 + Σ_{i≤n} m_i) / (c(1 + n) + drafting): SPOT that drafts and verifies as far as it pays [ours].
+
+    Of at most `budget` nodes; no drafter call at all where none can pay. γ follows from the measured `costs`: a node
+    whose mass is under the smallest (c(n+1) − c(n)) / c(1) costs more than the draft-free loop pays for as many commits.
+    """
+    spent, passes = [costs.drafts[0]], np.array(costs.passes[1:])
+    floor = max(0.0, np.diff(passes).min() / passes[0])
+    tree = grow(stale, canvas, drafter.order(stale), budget, floor, partial(worth_growing, costs, spent))
     complete = {i for i, state in enumerate(tree.states[1:]) if canvas.is_complete(state)}
-    return tree.head(best_rate(tree.masses[1:], costs, complete=complete)[1])
+    return tree.head(best_rate(tree.masses[1:], costs, spent[0], complete)[1])
 
 
 # -------------------------------------------------------------- oracles: what knowing the truth would give
@@ -223,7 +228,9 @@ def spot_cost_aware(stale, canvas, budget, drafter, costs):
 
 def next_commits(canvas, truth):
     """The true commits (position, token) still to come in the active block; truth: {block: its states, in order}."""
-    states = truth[canvas.block]
+    states = truth.get(canvas.block, [])
+    if canvas.state not in states:
+        return []  # the text has left the truth, as rounding may make it in bfloat16
     at = states.index(canvas.state)
     return [
         (s, after[s])
@@ -236,6 +243,8 @@ def next_commits(canvas, truth):
 def oracle_positions(stale, canvas, budget, truth):
     """True commit order, stale tokens (with the hedge): the bound for a better order drafter (section 2)."""
     coming = [s for s, _ in next_commits(canvas, truth)]
+    if not coming:
+        return root_only(canvas)
 
     def q(decided):
         out = np.zeros(decided.shape, dtype=np.float32)
@@ -250,6 +259,8 @@ def oracle_positions(stale, canvas, budget, truth):
 def oracle_tokens(stale, canvas, budget, truth):
     """True tokens in stale-confidence order: what knowing every token would give without a model of the order
     (section 2)."""
+    if not next_commits(canvas, truth):
+        return root_only(canvas)
     final = truth[canvas.block][-1]
     return path_tree(
         canvas, [(stale.positions[j], final[stale.positions[j]]) for j in undecided(stale, canvas)[:budget]]

@@ -1,7 +1,7 @@
 """The target: a block-diffusion language model, decoded exactly.
 
 Holds loading (native transformers classes, strict), the prefix cache, one pass over many block states (paper section
-5), the commit rules and the transition F (sections 3, 6, 7) and the draft-free loop, which is the definition of
+5), the commit rules and the transition F (sections 1 and 7) and the draft-free loop, which is the definition of
 truth: every other way of decoding in this project must write the same tokens.
 
 SDAR is a Qwen3 whose attention looks both ways inside a block of L positions and back over all earlier blocks, and
@@ -24,7 +24,8 @@ RULES = {"exact": None, "threshold": 0.9, "product": 0.9, "factor": 1.0, "entrop
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 CONFIG_FIELDS = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-    "head_dim rms_norm_eps hidden_act attention_bias max_position_embeddings tie_word_embeddings bos_token_id eos_token_id"
+    "head_dim rms_norm_eps hidden_act attention_bias max_position_embeddings tie_word_embeddings bos_token_id "
+    "eos_token_id"
 ).split()
 
 

@@ -42,13 +42,18 @@ class Stale:
         return tuple(nn.functional.pad(part, (0, TOP - part.shape[1])) for part in (top.float(), tokens))
 
     @cached_property
-    def confidence(self):
-        """Top-1 probability at the decoder's precision, float32 [k]."""
-        return self.decoder.rounded(self.probs.amax(-1)).float()
+    def tokens(self):
+        """The most probable token ids of each position, best first: k lists of 32."""
+        return self.best[1].tolist()
 
     @cached_property
-    def order(self):
-        """Indices 0…k−1 by falling confidence, ties to the lowest position."""
+    def confidence(self):
+        """Top-1 probability at the decoder's precision, [k], in the type of the probabilities."""
+        return self.decoder.rounded(self.probs.amax(-1))
+
+    @cached_property
+    def ranking(self):
+        """Indices 0…k−1 by falling confidence, ties to the lowest position: a list."""
         return dlm.commit_order(self.confidence, torch.ones_like(self.confidence, dtype=torch.bool))[0].tolist()
 
     @cached_property
@@ -59,7 +64,7 @@ class Stale:
         L, k = len(self.state), len(self.positions)
         positions = torch.tensor(self.positions, device=device, dtype=torch.float32)
         rank = torch.empty(k, device=device)
-        rank[self.order] = torch.arange(k, device=device, dtype=torch.float32)
+        rank[self.ranking] = torch.arange(k, device=device, dtype=torch.float32)
         entropy = torch.special.entr(self.probs).sum(-1).float()
         statistics = [
             top[:, 0],
@@ -84,7 +89,8 @@ def nearest_decided(positions, L, device):
 
 
 class OrderDrafter(nn.Module):
-    """q(s|y): a transformer encoder over the masked positions of the stale state. 617,089 parameters as in the paper.
+    """q(s|y): a transformer encoder over the masked positions of the stale state. 617,089 parameters (the
+    paper: 0.62 M; the norms and the head are ours).
 
     What a round does not change, the projection of the 72 stale features and the position, is computed once by
     `project`; every hypothetical state then adds its 2 path features.

@@ -36,7 +36,8 @@ ARGUMENTS = "xs nums values items data numbers".split()
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt with a reference answer; `gold` is an int (arithmetic) or a list of (input, output) pairs (code)."""
+    """One prompt with a reference answer; `gold` is an int (arithmetic) or (function name, list of (input, output)
+    pairs) (code)."""
 
     task: str
     prompt: str
@@ -371,11 +372,14 @@ def score(problem, text):
     return fence is not None and run_program(fence[1], name, [xs for xs, _ in pairs]) == [out for _, out in pairs]
 
 
-def main():
+def main(argv=()):
+    """Print three training problems of every task; takes no options."""
+    if argv:
+        sys.exit(f"tasks.py takes no options, not {' '.join(argv)}")
     for task in GENERATORS:
         for problem in problems(task, "train", 3):
             print(f"--- {task}\n{problem.prompt}\n\n{problem.answer}\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -396,7 +396,7 @@ def test_precision_decides_the_order(precision, first):
     right = (0, MASK) if first == 0 else (MASK, 1)
     assert dlm.Decoder(precision=precision).transition(out) == [right]
     stale = drafting.Stale(dlm.Decoder(precision=precision), (MASK, MASK), MASK, probs)
-    assert stale.order[0] == first  # the drafter breaks ties alike
+    assert stale.ranking[0] == first  # the drafter breaks ties alike
 
 
 # ----------------------------------------------------------------------------------- 4. ids that are never written
@@ -687,8 +687,14 @@ def test_chain_and_graph_by_hand():
     assert tree.states == [state, (5, MASK, 6, MASK), (5, MASK, 6, 8)] and tree.parents == [-1, 0, 1]
     sets = [((0, 0),), ((1, 1),), ((0, 0), (1, 1)), ((0, 0), (9, 0)), ((2, 0),)]  # rank 9 does not exist
     tree = ddtree.graph(stale, canvas, 4, sets)
-    assert tree.states == [state, (5, MASK, 6, MASK), (5, MASK, MASK, 9), (5, MASK, 6, 9)]
-    assert tree.parents[:3] == [-1, 0, 0] and tree.parents[3] in (1, 2)
+    assert tree.states == [  # the last set moves up for the one that the block has no room for
+        state,
+        (5, MASK, 6, MASK),
+        (5, MASK, MASK, 9),
+        (5, MASK, 6, 9),
+        (5, 3, MASK, MASK),
+    ]
+    assert tree.parents[4] == 0 and tree.parents[:3] == [-1, 0, 0] and tree.parents[3] in (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -736,7 +742,7 @@ def test_stale_features_by_hand():
     """The 8 statistics: p1, p1 − p2, entropy, tail mass, rank / L, offset / L, distance / L, share still masked."""
     probs = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.75, 0.25, 0.0]], dtype=torch.float64)
     stale = drafting.Stale(dlm.Decoder(), (MASK, 7, MASK, 7), MASK, probs)
-    assert stale.features.shape == (2, 72) and stale.positions == [0, 2] and stale.order == [1, 0]
+    assert stale.features.shape == (2, 72) and stale.positions == [0, 2] and stale.ranking == [1, 0]
     assert stale.best[1][:, 0].tolist() == [0, 1] and stale.best[0][0, :4].tolist() == [0.5, 0.25, 0.25, 0.0]
     assert all(part.shape == (2, 32) for part in stale.best)
     entropy = [-0.5 * np.log(0.5) - 0.5 * np.log(0.25), -0.75 * np.log(0.75) - 0.25 * np.log(0.25)]

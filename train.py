@@ -170,22 +170,31 @@ def schedule(step, steps, warmup=100, decay=0.5):
     return min((step + 1) / warmup, 1.0, (steps - step) / (steps * decay))
 
 
-def save_training(path, model, optimizers, step):
-    """Everything a killed training needs to go on, as one safetensors file (no pickle), replaced atomically."""
+def save_training(path, model, optimizers, step, about):
+    """Everything a killed training needs to go on, as one safetensors file (no pickle), replaced atomically.
+
+    about: what the training depends on, a dict that `load_training` compares.
+    """
     tensors = {f"model.{name}": p.detach().clone() for name, p in model.named_parameters()}
     for i, optimizer in enumerate(optimizers):
         for j, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{j}.{key}": torch.as_tensor(value).clone() for key, value in state.items()}
-    save_file(tensors, path + ".part", metadata={"step": str(step)})
+    save_file(tensors, path + ".part", metadata={"step": str(step), "about": json.dumps(about)})
     os.replace(path + ".part", path)
 
 
-def load_training(path, model, optimizers):
-    """Restore what `save_training` wrote; returns the number of steps done, 0 if there is no such file."""
+def load_training(path, model, optimizers, about):
+    """Restore what `save_training` wrote; returns the number of steps done, 0 if there is no such file.
+
+    Raises ValueError if the file belongs to a training that depends on other things than `about`.
+    """
     if not os.path.exists(path):
         return 0
     with safe_open(path, "pt") as file:
-        tensors, step = {name: file.get_tensor(name) for name in file.keys()}, int(file.metadata()["step"])
+        step, before = int(file.metadata()["step"]), json.loads(file.metadata()["about"])
+        if before != about:
+            raise ValueError(f"{path} belongs to another training ({before}, not {about}): choose another --out")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
     model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")}, strict=False)
     for i, optimizer in enumerate(optimizers):
         saved = optimizer.state_dict()
@@ -211,7 +220,8 @@ def train_target(folder, steps, seed, tokens_per_batch=6144, save_every=250):
     peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     os.makedirs(folder, exist_ok=True)
     resume = os.path.join(folder, "training.safetensors")
-    done, begin, average = load_training(resume, model, optimizers), time.time(), None
+    about = {"steps": steps, "seed": seed}
+    done, begin, average = load_training(resume, model, optimizers, about), time.time(), None
     for step, (ids, is_answer) in zip(range(steps), batches(tokenizer, tokens_per_batch, seed)):
         if step < done:
             continue
@@ -227,7 +237,7 @@ def train_target(folder, steps, seed, tokens_per_batch=6144, save_every=250):
         if step % 50 == 0:
             print(f"step {step}/{steps}  loss {average:.3f}  {(time.time() - begin) / 60:.1f} min", flush=True)
         if (step + 1) % save_every == 0 or step + 1 == steps:
-            save_training(resume, model, optimizers, step + 1)
+            save_training(resume, model, optimizers, step + 1, about)
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
 
@@ -276,7 +286,7 @@ class Recorder:
         passes, step = self.open.setdefault(i, ([], {}))
         step.update({s: len(passes) for s, (before, after) in enumerate(zip(state, following)) if before != after})
         passes.append(
-            (canvas.block - canvas.prompt // len(state), Stale(self.decoder, state, canvas.target.mask_id, probs))
+            (canvas.block - canvas.prompt // len(state), Stale(self.decoder, state, canvas.target.mask_id, probs.cpu()))
         )
         if canvas.is_complete(following):
             self.records += [self.record(n, block, stale, step, following) for n, (block, stale) in enumerate(passes)]
@@ -285,7 +295,7 @@ class Recorder:
     def record(self, n, block, stale, step, final):
         k = len(stale.positions)
         rank = torch.empty(k, dtype=torch.int64)
-        rank[torch.tensor(stale.order)] = torch.arange(k)
+        rank[stale.ranking] = torch.arange(k)
         hit = stale.best[1] == torch.tensor([final[s] for s in stale.positions])[:, None]
         token_rank = torch.where(hit.any(1), hit.int().argmax(1), 255)
         return {
@@ -329,6 +339,11 @@ def collect_shards(model, folder, n, per_shard, gen_len, seed):
     batches = equally_long(prompts, 16)
     batches = [batches[i] for i in np.random.default_rng(seed).permutation(len(batches))]
     os.makedirs(folder, exist_ok=True)
+    about, note = {"model": model, "prompts": n, "gen_len": gen_len, "seed": seed}, os.path.join(folder, "about.json")
+    if os.path.exists(note) and json.load(open(note)) != about:
+        raise ValueError(f"{folder} holds other trajectories ({json.load(open(note))}): choose another --out")
+    with open(note, "w") as file:
+        json.dump(about, file)
     begin = time.time()
     for i, start in enumerate(range(0, len(batches), per_shard)):
         path = os.path.join(folder, f"{i:04d}.safetensors")
@@ -376,7 +391,8 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
     optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3, weight_decay=0.01)
     os.makedirs(folder, exist_ok=True)
     resume = os.path.join(folder, "training.safetensors")
-    done, begin = load_training(resume, drafter, [optimizer]), time.time()
+    about = {"shape": drafter.shape, "steps": steps, "seed": seed, "passes": len(data["count"])}
+    done, begin = load_training(resume, drafter, [optimizer], about), time.time()
     groups = {k: (data["count"] == k).nonzero()[:, 0] for k in range(2, drafter.shape["block_size"] + 1)}
     weights = torch.tensor(
         [k * len(group) for k, group in groups.items()], dtype=torch.float
@@ -384,10 +400,11 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
     for step in range(done, steps):
         generator = torch.Generator().manual_seed(seed * 1000003 + step)
         optimizer.param_groups[0]["lr"] = 1e-3 * schedule(step, steps)
-        for k in torch.multinomial(weights, 2, replacement=True, generator=generator).tolist():
-            group, n = groups[k + 2], rows // (k + 2) // 2
+        for i in torch.multinomial(weights, 2, replacement=True, generator=generator).tolist():
+            k = i + 2
+            group, n = groups[k], rows // k // 2
             chosen = group[torch.randint(len(group), (n,), generator=generator)]
-            depth = torch.randint(1, min(k + 2, deepest + 1), (n,), generator=generator)
+            depth = torch.randint(1, min(k, deepest + 1), (n,), generator=generator)
             features, position, decided, label = order_batch(data, chosen, depth)
             with torch.autocast("cpu", torch.bfloat16):
                 logits = drafter(drafter.project(features, position), decided)
@@ -402,8 +419,8 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
                 f"{(time.time() - begin) / 60:.1f} min",
                 flush=True,
             )
-            save_training(resume, drafter, [optimizer], step + 1)
-            drafter.save(folder, accuracy=accuracy, steps=step + 1, passes=len(data["count"]), seed=seed)
+            save_training(resume, drafter, [optimizer], step + 1, about)
+            drafter.save(folder, accuracy=accuracy, trained_on=about | {"steps": step + 1})
     return drafter
 
 
@@ -437,27 +454,33 @@ def order_accuracy(drafter, data, deepest=12, per_depth=1500):
 # ------------------------------------------------------------------------------------------- the calibrated graph
 
 
-def calibrate_graph(data, passes, longest=8, size=64):
-    """Spiffy (section 9): draft sets of (position rank i, vocabulary rank j), most valuable connected ones first.
+def count_sets(data, passes, longest):
+    """How often each draft set was the set of the next k commits after the free one, k = 1…K, over `passes` passes.
 
-    At every pass the set of the next k commits after the free one is counted for k = 1…K, ranked under that pass's
-    conditionals; a set's value is its count plus its parents' counts. Returns `size` tuples of pairs, each behind one
-    of its parents.
+    A set is a tuple of (position rank i, vocabulary rank j) pairs under that pass's conditionals, sorted; i counts the
+    positions that are still masked in the root.
     """
     counts = Counter()
     for s in range(min(passes, len(data["count"]))):
         rows = slice(int(data["start"][s]), int(data["start"][s] + data["count"][s]))
         when, rank, token = (data[name][rows].tolist() for name in ("when", "rank", "token_rank"))
-        left = sorted(
-            (r, w, t) for w, r, t in zip(when, rank, token) if w > 0
-        )  # ranks count positions still masked in the root
-        pairs = sorted((w, i, t) for i, (_, w, t) in enumerate(left))[:longest]
-        for k in range(1, len(pairs) + 1):
-            if pairs[k - 1][2] == 255:
+        left = sorted((r, w, j) for w, r, j in zip(when, rank, token) if w > 0)
+        coming = sorted((w, i, j) for i, (_, w, j) in enumerate(left))[:longest]
+        for k in range(1, len(coming) + 1):
+            if coming[k - 1][2] == 255:  # not among the 32 most probable tokens
                 break
-            counts[tuple(sorted((i, t) for _, i, t in pairs[:k]))] += 1
+            counts[tuple(sorted((i, j) for _, i, j in coming[:k]))] += 1
+    return counts
+
+
+def calibrate_graph(counts, inherit, size=64):
+    """Spiffy (section 9): the most valuable connected draft sets, greedily, each behind one of its parents.
+
+    Parents of a set: the set with one pair less. inherit: a set's value is its count plus its parents' counts; else its
+    count alone, which is how often its node would be accepted [ours]. Returns `size` tuples of pairs.
+    """
     parents = {pairs: [pairs[:n] + pairs[n + 1 :] for n in range(len(pairs))] for pairs in counts}
-    value = {pairs: counts[pairs] + sum(counts[p] for p in parents[pairs]) for pairs in counts}
+    value = {pairs: counts[pairs] + inherit * sum(counts[p] for p in parents[pairs]) for pairs in counts}
     chosen, known = [], {()}
     while len(chosen) < size:
         reachable = [pairs for pairs in value if pairs not in known and not known.isdisjoint(parents[pairs])]
@@ -481,10 +504,16 @@ def shards_of(folder):
     return paths
 
 
-def run_order(args):
-    paths = shards_of(args.data)
+def split(folder):
+    """(training records, held-out records) of a trajectory folder: its last tenth of shards is held out."""
+    paths = shards_of(folder)
     held = max(1, len(paths) // 10)
-    data, test = (join([load_file(path) for path in part]) for part in (paths[:-held], paths[-held:]))
+    return tuple(join([load_file(path) for path in part]) for part in (paths[:-held], paths[-held:]))
+
+
+def run_order(args):
+    """Train the order drafter and print its held-out accuracy beside the stale orders'."""
+    data, test = split(args.data)
     print(f"{len(data['count'])} training passes, {len(test['count'])} held-out ones", flush=True)
     drafter = train_order(
         data,
@@ -502,9 +531,11 @@ def run_order(args):
 
 
 def run_graph(args):
-    sets = calibrate_graph(join([load_file(path) for path in shards_of(args.data)[:-1]]), args.passes)
+    """Calibrate the draft graph and write its sets as JSON."""
+    data, _ = split(args.data)
+    sets = calibrate_graph(count_sets(data, args.passes, args.longest), args.inherit)
     with open(args.out, "w") as file:
-        json.dump({"passes": args.passes, "sets": sets}, file)
+        json.dump({"passes": args.passes, "inherit": args.inherit, "sets": sets}, file)
     print(f"{len(sets)} draft sets in {args.out}, first {sets[:4]}")
 
 
@@ -532,7 +563,9 @@ def parse(argv=None):
     graph.add_argument("--data", default="runs/trajectories")
     graph.add_argument("--out", default="runs/graph.json")
     graph.add_argument("--passes", type=positive, default=20000, help="draft-free passes to replay")
-    for command in (target, collection, order, graph):
+    graph.add_argument("--longest", type=positive, default=20, help="K: commits ahead that are counted")
+    graph.add_argument("--inherit", action="store_true", help="add the parents' counts to a set's value")
+    for command in (target, collection, order):
         command.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)
 
@@ -554,7 +587,7 @@ def main(argv=None):
             run_order(args)
         else:
             run_graph(args)
-    except (ValueError, FileNotFoundError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
 
 
