@@ -15,6 +15,7 @@ What this file leaves out: sampling, and the public benchmarks.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -477,6 +478,8 @@ def prepare(args):
         raise ValueError(
             f"there is no device {args.device!r} here: give cpu, or cuda where a GPU is installed"
         ) from None
+    if args.plot and not importlib.util.find_spec("matplotlib"):
+        raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
     target = dlm.load(args.model, args.device, getattr(torch, args.dtype))
     decoder = dlm.Decoder(args.rule, precision=args.precision, gen_len=args.gen_len)
     if args.rule != "exact" and (args.diagnose or args.trace):
