@@ -22,6 +22,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 
 import numpy as np
@@ -39,6 +40,7 @@ FREE = ("draft-free", "published")  # loops without drafts: fused, and with a st
 DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "oracle-positions", "oracle-tokens")
 COST_AWARE = ("spot-cost", "spot-small")  # SPOT with a budget of its own: the drafter, and a smaller one
 LARGEST = 20  # its budget is never above this
+MOST = 512  # budget that is accepted at most
 COMMITTED = 999  # above every rank
 CHECKPOINTS = os.path.join(dlm.HERE, "checkpoints")
 
@@ -255,8 +257,12 @@ def report(bench, rows):
             print("\n" + "\n".join(table(rows, task, budget)))
     print("\n" + "\n".join(mean_cuts(rows, args)))
     print(
-        "\naccepted: draft nodes per pass, the free commit not counted. cut: denoise passes of draft-free / of the"
-        "\nmethod. of oracle: cut as a share of oracle-positions' cut. tokens/s: ratio in this run, of positions written."
+        "\nprefill, denoise, kv: target passes per answer by kind. cut: denoise passes of draft-free / the method's. of"
+        "\noracle: cut as a share of oracle-positions' cut. accepted: draft nodes per pass, without the free commit."
+        "\ntokens/s: ratio to draft-free in this run (keep the machine idle). draft/target/rest: shares of the time."
+        "\ndraft-free: fused. published: with a storing pass per block. chain, tree, graph: the peers. spot-floor: no"
+        "\nnodes under γ. spot-cost, spot-small: SPOT with the measured, cost-aware budget, for the drafter and a small"
+        "\none. oracle-positions: true order, stale tokens. oracle-tokens: true tokens, stale order."
         "\ntime of a pass over n copies, in passes over one: "
         + ", ".join(f"{n}: {passes[n] / passes[1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(passes))
     )
@@ -277,7 +283,7 @@ def diagnose(bench):
     data = train.join([train.collect(bench["target"], bench["decoder"], prompts)])
 
     def line(label, here, paper=""):
-        print(f"{label:66}{here:>20}{paper:>18}")
+        print(f"{label:62}{here:>16}   {paper:>19}")
 
     line("diagnostic", "here", "paper")
     of = torch.repeat_interleave(torch.arange(len(data["count"])), data["count"])  # the pass each position belongs to
@@ -303,14 +309,18 @@ def diagnose(bench):
     leads = open_ & (top == lowest[of])  # the most confident position left
     for block in range(int(data["block"].max()) + 1):
         chosen = leads & (data["block"][of] == block)
-        paper = "falls to .03" if block == int(data["block"].max()) else ""
+        paper = ".03 in block 9" if block == int(data["block"].max()) else ""
         line(
             f"most confident stale position commits next, block {block}",
             f"{(data['when'][chosen] == 1).float().mean():.2f}",
             paper,
         )
     accuracy = train.order_accuracy(load_drafter(args.drafter), data)
-    line("next position, depths 1-12: drafter (top 3)", "{drafter:.2f} ({drafter_top3:.2f})".format(**accuracy), ".75")
+    line(
+        "next position, path depths 1-12: order drafter (top 3)",
+        "{drafter:.2f} ({drafter_top3:.2f})".format(**accuracy),
+        ".75",
+    )
     line("    the most confident stale position left on the true path", f"{accuracy['stale_left']:.2f}")
     line("    the position at stale rank d commits d-th", f"{accuracy['stale_rank']:.2f}", ".22")
     for name, paper in (("oracle-positions", "5.4-5.7x / 7.2-8.2x"), ("oracle-tokens", "D 20: 3.4-6.5x")):
@@ -333,41 +343,57 @@ def oracle_cut(bench, name, budget):
 # -------------------------------------------------------------------------------------------------- the trace
 
 
+def commit_names(before, after, piece):
+    """What was committed between two states, as "position token" texts."""
+    return [f"{s} {piece[new]}" for s, (old, new) in enumerate(zip(before, after)) if old != new]
+
+
+def show_tree(tree, path, piece):
+    """Print the draft tree depth first, accepted nodes marked ✓.
+
+    A state that two orders of the same commits reach is one node; it hangs from its accepted parent where it has one.
+    """
+    parents = tree.parents[:]
+    for parent, child in zip(path, path[1:]):
+        parents[child] = parent
+
+    def show(u, depth):
+        for child in (c for c in range(1, len(parents)) if parents[c] == u):
+            name = ", ".join(commit_names(tree.states[u], tree.states[child], piece))
+            print(f"    {'✓' if child in path else ' '} {'   ' * depth}└─ {name:12} m = {tree.masses[child]:.2f}")
+            show(child, depth + 1)
+
+    show(0, 0)
+
+
 def trace(bench):
     """Write one prompt block by block: what each round drafted, which path was accepted, what was committed."""
     target, args = bench["target"], bench["args"]
-    problem, budget = bench["problems"][args.task[0]][0], args.budget[0]
+    problem = bench["problems"][args.task[0]][0]
     piece = [repr(target.tokenizer.decode([i]))[1:-1].replace(" ", "␣") for i in range(target.n_ids)]
     rounds = []
 
     def show(canvas, tree, path, following):
-        rounds.append(len(path))
-        print(
-            f"\nround {len(rounds)}, block {canvas.block}: "
-            f"{len(tree.states) - 1} drafted, {len(path) - 1} accepted, 1 free"
-        )
-        print("  " + " ".join("·" if t == target.mask_id else piece[t] for t in canvas.state))
-        for u in range(1, len(tree.states)):
-            s, token = next(
-                (s, t) for s, (t, before) in enumerate(zip(tree.states[u], tree.states[tree.parents[u]])) if t != before
-            )
-            depth, up = 0, u
-            while up:
-                depth, up = depth + 1, tree.parents[up]
-            print(f"    {'✓' if u in path else ' '} {'  ' * depth}{s:>2} {piece[token]:10} m={tree.masses[u]:.2f}")
+        rounds.append(path)
         last = tree.states[path[-1]]
-        free = [
-            f"{s} {piece[t]}"
-            for s, (t, before) in enumerate(zip(following, last if not canvas.is_complete(last) else canvas.blank))
-            if t != before
-        ]
-        print(f"    + free: {', '.join(free)}" + (" (in the next block)" if canvas.is_complete(last) else ""))
+        drafted, accepted = len(tree.states) - 1, len(path) - 1
+        print(f"\nround {len(rounds)}, block {canvas.block}: {drafted} drafted, {accepted} accepted")
+        print("  " + " ".join("·" if t == target.mask_id else piece[t] for t in canvas.state))
+        if not drafted:
+            print("    (nothing to draft from: the block is new to the target, or already complete)")
+        show_tree(tree, path, piece)
+        crossed = canvas.is_complete(last) and not canvas.is_final(last)
+        free = commit_names(canvas.blank if crossed else last, following, piece)
+        print(f"    + {', '.join(free)}: the free commit" + (" of the next block, verified in the same pass" * crossed))
 
+    print(f"prompt: {problem.prompt}\n")
     print(
-        f"prompt: {problem.prompt}\n"
-        "· undecided, ✓ accepted, indentation = depth in the tree, number = position in the block, m = mass"
+        "Each round verifies a draft tree in one target pass. A line is a commit: position in the block, token (␣ is a"
     )
-    draft = methods(bench, budget, {})["spot"]
+    print(
+        "space), mass m. ✓: the target's own next state is this node. · is undecided. Blocks of the prompt come first."
+    )
+    draft = methods(bench, args.budget[0], {})["spot"]
     result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
     print(f"\n{len(result.written)} positions in {result.passes['denoise']} passes\n\n{target.decode(result.ids)}")
 
@@ -376,7 +402,7 @@ def trace(bench):
 
 
 def open_run(args):
-    """The result file's contents: a new run, or the finished rows of an interrupted one of the same arguments and code."""
+    """The result file's contents: a new run, or the finished rows of an interrupted one made the same way."""
     git = ["git", "-C", dlm.HERE, "describe", "--always", "--dirty"]
     here = {
         "arguments": {key: value for key, value in vars(args).items() if key not in ("out", "plot")},
@@ -391,13 +417,16 @@ def open_run(args):
         with open(args.out) as file:
             run = json.load(file)
         different = [key for key in here if run[key] != here[key]]
-        run["rows"]
+        [summary([row]) for row in run["rows"]]
     except (ValueError, KeyError, TypeError, OSError):
         raise ValueError(f"{args.out} is not a result file: choose another --out") from None
     if different:
         raise ValueError(
             f"{args.out} holds a run with other {', '.join(different)}: make them the same, or choose another --out"
         )
+    methods_per_prompt = len(FREE + COST_AWARE) + len(DRAFTED) * len(args.budget)
+    prompts = Counter((row["task"], row["index"]) for row in run["rows"])
+    run["rows"] = [row for row in run["rows"] if prompts[row["task"], row["index"]] == methods_per_prompt]
     return run
 
 
@@ -414,6 +443,7 @@ def run_all(bench, run, out):
     args = bench["args"]
     done = {(row["task"], row["index"]) for row in run["rows"]}
     todo = [(task, i) for i in range(args.num_samples) for task in args.task if (task, i) not in done]
+    save_run(run, out)  # an --out that cannot be written shows now
     if todo:
         measure_prompt(bench, *todo[0])  # warm-up of every method
     for n, (task, i) in enumerate(todo):
@@ -460,7 +490,7 @@ def parse(argv=None):
     parser.add_argument("--precision", default="bfloat16", choices=list(dlm.PRECISIONS), help="of the confidence")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0, help="draws the evaluation prompts")
+    parser.add_argument("--seed", type=train.natural, default=0, help="draws the evaluation prompts")
     parser.add_argument("--out", help="result file; default runs/bench-<time>.json")
     parser.add_argument("--plot", help="also draw cut over budget into this image file (needs matplotlib)")
     parser.add_argument("--diagnose", action="store_true", help="print section 2's diagnostics instead")
@@ -473,11 +503,14 @@ def prepare(args):
     if not 0 <= args.floor < 1:
         raise ValueError(f"--floor is {args.floor}: give a mass of at least 0 and under 1")
     try:
-        torch.empty(0, device=args.device)
+        if torch.empty(0, device=args.device).device.type not in ("cpu", "cuda"):
+            raise RuntimeError
     except (RuntimeError, AssertionError):
         raise ValueError(
             f"there is no device {args.device!r} here: give cpu, or cuda where a GPU is installed"
         ) from None
+    if max(args.budget) > MOST:
+        raise ValueError(f"--budget is {max(args.budget)}: give at most {MOST} draft nodes per round")
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
     target = dlm.load(args.model, args.device, getattr(torch, args.dtype))

@@ -13,6 +13,8 @@ from functools import partial
 
 import numpy as np
 
+from drafter import TOP
+
 YIELD = 0.9  # share of a node's mass that its best child is expected to hold: about the drafter's accuracy [ours]
 HEDGE = 0.6  # under this stale probability the second token is a candidate too
 
@@ -171,11 +173,19 @@ def confidence_tree(stale, canvas, budget, width=2):
 
 
 def load_graph(path):
-    """Calibrated draft sets, as train.py graph writes them: a list of tuples of (position rank, vocabulary rank)
-    pairs."""
+    """Calibrated draft sets, as train.py graph writes them: tuples of (position rank, vocabulary rank) pairs."""
     try:
         with open(path) as file:
-            return [tuple((int(i), int(j)) for i, j in pairs) for pairs in json.load(file)["sets"]]
+            sets = [tuple((i, j) for i, j in pairs) for pairs in json.load(file)["sets"]]
+        for pairs in sets:
+            ranks = [i for i, _ in pairs]
+            if (
+                not pairs
+                or ranks != sorted(set(ranks))
+                or not all(type(i) is int and i >= 0 and j in range(TOP) for i, j in pairs)
+            ):
+                raise ValueError
+        return sets
     except FileNotFoundError:
         raise FileNotFoundError(f"no draft graph at {path!r}: calibrate one with train.py graph") from None
     except (ValueError, KeyError, TypeError):

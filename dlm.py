@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import AttentionInterface, Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ALIASES = {"embedded": os.path.join(HERE, "checkpoints", "target")}
@@ -144,6 +145,8 @@ class Decoder:
         if self.gen_len < 1:
             raise ValueError(f"gen_len is {self.gen_len}: ask for at least 1 new token")
         self.value = RULES[self.rule] if self.value is None else self.value
+        if self.value is not None and self.value != self.value:
+            raise ValueError(f"the value of rule {self.rule} is not a number: give one")
 
     def rounded(self, probability):
         """Probabilities at the decoder's precision, in the type they came in."""
@@ -252,6 +255,8 @@ class Target:
         """A user's message as ChatML token ids, int64 [P], ready for the answer."""
         if not prompt.strip():
             raise ValueError("the prompt is empty: give at least one word")
+        if self.tokenizer is None:
+            raise ValueError("the model's folder holds no tokenizer files: add them, or give token ids to the decoder")
         chat = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
         )
@@ -387,15 +392,30 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None):
     model = load_weights(Qwen3ForCausalLM, folder, config, device, dtype)
     tokenizer = None
     if any(os.path.exists(os.path.join(folder, file)) for file in ("tokenizer.json", "vocab.json")):
-        tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+        tokenizer = load_tokenizer(folder)
         ids.setdefault("mask_id", tokenizer.convert_tokens_to_ids("<MASK>"))
     ids["block_size"] = block_size or ids.get("block_size")
     for name in ("block_size", "mask_id"):
-        if not isinstance(ids.get(name), int) or not 0 < ids[name] + (name == "mask_id"):
+        if type(ids.get(name)) is not int or not 0 < ids[name] + (name == "mask_id"):
             raise ValueError(f"{path} names no usable {name.replace('mask', 'mask_token')}: add it")
-    if max(ids["mask_id"], *ids["stop_ids"]) >= config.vocab_size:
-        raise ValueError(f"{path} names a mask or stop id outside the vocabulary of {config.vocab_size}: correct it")
+    stops = set(ids["stop_ids"])
+    if not stops or min(stops) < 0 or max(stops | {ids["mask_id"]}) >= config.vocab_size or ids["mask_id"] in stops:
+        raise ValueError(f"{path} needs a mask and stop ids that differ and lie under {config.vocab_size}: correct it")
     return Target(model, tokenizer, **ids)
+
+
+def load_tokenizer(folder):
+    """The tokenizer in `folder`, tried on one chat so that a broken file or template shows now, as a ValueError."""
+    try:
+        tokenizer = Qwen2Tokenizer.from_pretrained(folder, local_files_only=True)
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
+        )
+        assert "?" in chat, "the chat template drops the message"
+        return tokenizer
+    except Exception as error:  # whatever a broken file makes the libraries raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"the tokenizer in {folder} cannot be used ({reason}): fetch its files again") from None
 
 
 def read_config(raw):
@@ -418,6 +438,7 @@ def read_config(raw):
 def load_weights(cls, folder, config, device, dtype):
     """`cls` with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that names
     it."""
+    logging.disable_progress_bar()
     if not any(file.endswith(".safetensors") for file in os.listdir(folder)):
         raise FileNotFoundError(f"{folder} holds no .safetensors file: fetch the weights again")
     try:

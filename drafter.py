@@ -158,4 +158,6 @@ def load_drafter(folder, device="cpu"):
     except Exception as error:  # whatever a broken file makes torch or json raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"the drafter in {folder} cannot be loaded ({reason}): fetch or train it again") from None
+    if not all(weight.isfinite().all() for weight in drafter.parameters()):
+        raise ValueError(f"the drafter in {folder} holds weights that are not finite: fetch or train it again")
     return drafter.eval().to(device)

@@ -222,7 +222,7 @@ def test_a_mismatch_exits_1_and_names_it(tmp_path, capsys, monkeypatch):
 
 def test_training_resumes_bit_for_bit(tmp_path, records, monkeypatch):
     """Stopped after two steps of four and started again, training ends with the same weights as in one go."""
-    data = train.join([train.load_file(path) for path in train.shards_of(records)])
+    data = train.join([train.read_shard(path) for path in train.shards_of(records)])
     once, twice = str(tmp_path / "once"), str(tmp_path / "twice")
     small = {"save_every": 2, "width": 16, "layers": 1, "heads": 2, "hidden": 16}
     train.train_order(data, data, once, 4, 0, **small)

@@ -22,7 +22,7 @@ from collections import Counter
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from torch.nn import functional
@@ -190,11 +190,16 @@ def load_training(path, model, optimizers, about):
     """
     if not os.path.exists(path):
         return 0
-    with safe_open(path, "pt") as file:
-        step, before = int(file.metadata()["step"]), json.loads(file.metadata()["about"])
-        if before != about:
-            raise ValueError(f"{path} belongs to another training ({before}, not {about}): choose another --out")
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    try:
+        with safe_open(path, "pt") as file:
+            step, before = int(file.metadata()["step"]), json.loads(file.metadata()["about"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except (SafetensorError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({error}): delete it to start again, or choose another --out"
+        ) from None
+    if before != about:
+        raise ValueError(f"{path} belongs to another training ({before}, not {about}): choose another --out")
     model.load_state_dict({name[6:]: t for name, t in tensors.items() if name.startswith("model.")}, strict=False)
     for i, optimizer in enumerate(optimizers):
         saved = optimizer.state_dict()
@@ -339,21 +344,41 @@ def collect_shards(model, folder, n, per_shard, gen_len, seed):
     batches = equally_long(prompts, 16)
     batches = [batches[i] for i in np.random.default_rng(seed).permutation(len(batches))]
     os.makedirs(folder, exist_ok=True)
-    about, note = {"model": model, "prompts": n, "gen_len": gen_len, "seed": seed}, os.path.join(folder, "about.json")
-    if os.path.exists(note) and json.load(open(note)) != about:
-        raise ValueError(f"{folder} holds other trajectories ({json.load(open(note))}): choose another --out")
+    note = os.path.join(folder, "about.json")
+    about = json.dumps({"model": model, "prompts": n, "per_shard": per_shard, "gen_len": gen_len, "seed": seed})
+    if glob.glob(os.path.join(folder, "*.safetensors")) and not (os.path.exists(note) and open(note).read() == about):
+        raise ValueError(
+            f"{folder} holds trajectories collected otherwise: choose another --out, or give the same options"
+        )
     with open(note, "w") as file:
-        json.dump(about, file)
+        file.write(about)
     begin = time.time()
     for i, start in enumerate(range(0, len(batches), per_shard)):
         path = os.path.join(folder, f"{i:04d}.safetensors")
-        if not os.path.exists(path):
+        if not is_whole(path):
             save_file(collect(target, decoder, sum(batches[start : start + per_shard], [])), path + ".part")
             os.replace(path + ".part", path)
         print(
             f"{min(start + per_shard, len(batches))}/{len(batches)} batches  {(time.time() - begin) / 60:.1f} min",
             flush=True,
         )
+
+
+def read_shard(path):
+    """The records in one shard; ValueError if the file is not a whole one."""
+    try:
+        shard = load_file(path)
+        return {name: shard[name] for name in FIELDS}
+    except (SafetensorError, KeyError, OSError):
+        raise ValueError(f"{path} is not a whole trajectory shard: run the same train.py collect again") from None
+
+
+def is_whole(path):
+    """True if there is a readable shard at `path`."""
+    try:
+        return os.path.exists(path) and bool(read_shard(path))
+    except ValueError:
+        return False
 
 
 def join(shards):
@@ -508,11 +533,13 @@ def split(folder):
     """(training records, held-out records) of a trajectory folder: its last tenth of shards is held out."""
     paths = shards_of(folder)
     held = max(1, len(paths) // 10)
-    return tuple(join([load_file(path) for path in part]) for part in (paths[:-held], paths[-held:]))
+    return tuple(join([read_shard(path) for path in part]) for part in (paths[:-held], paths[-held:]))
 
 
 def run_order(args):
     """Train the order drafter and print its held-out accuracy beside the stale orders'."""
+    if args.width % 16:
+        raise ValueError(f"--width is {args.width}: give a multiple of 16, the width of an attention head")
     data, test = split(args.data)
     print(f"{len(data['count'])} training passes, {len(test['count'])} held-out ones", flush=True)
     drafter = train_order(
@@ -534,6 +561,7 @@ def run_graph(args):
     """Calibrate the draft graph and write its sets as JSON."""
     data, _ = split(args.data)
     sets = calibrate_graph(count_sets(data, args.passes, args.longest), args.inherit)
+    os.makedirs(os.path.dirname(os.path.abspath(args.out)), exist_ok=True)
     with open(args.out, "w") as file:
         json.dump({"passes": args.passes, "inherit": args.inherit, "sets": sets}, file)
     print(f"{len(sets)} draft sets in {args.out}, first {sets[:4]}")
@@ -566,17 +594,26 @@ def parse(argv=None):
     graph.add_argument("--longest", type=positive, default=20, help="K: commits ahead that are counted")
     graph.add_argument("--inherit", action="store_true", help="add the parents' counts to a set's value")
     for command in (target, collection, order):
-        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--seed", type=natural, default=0)
     return parser.parse_args(argv)
 
 
 def positive(text):
-    if not text.isdigit() or int(text) < 1:
+    """A command-line number of at least 1."""
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
+def natural(text):
+    """A command-line number from 0 to 2³¹ − 1."""
+    if not (text.isascii() and text.isdigit()) or int(text) >= 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to {(1 << 31) - 1}")
+    return int(text)
+
+
 def main(argv=None):
+    """Run one command of the command line; errors of input end it with one sentence."""
     args = parse(argv)
     try:
         if args.command == "target":
@@ -589,6 +626,8 @@ def main(argv=None):
             run_graph(args)
     except (ValueError, OSError, FloatingPointError) as error:
         sys.exit(f"train.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\nstopped; run the same command again to go on")
 
 
 if __name__ == "__main__":
