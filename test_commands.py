@@ -145,6 +145,13 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         (["bench.py", "--rule", "threshold", "--trace"], "use --rule exact"),
         (["bench.py", "--floor", "2"], "floor"),
         (["bench.py", "--device", "nonsense"], "device"),
+        (["bench.py", "--device", "meta"], "device"),
+        (["bench.py", "--floor", "nan"], "floor"),
+        (["bench.py", "--budget", "9999"], "at most 512"),
+        (["bench.py", "--model", os.path.join(HERE, "checkpoints", "golden-sdar")], "no tokenizer"),
+        (["bench.py", "--out", "."], "not a result file"),
+        (["bench.py", "--out", "README.md"], "not a result file"),
+        (["train.py", "order", "--width", "20"], "multiple of 16"),
         (["train.py", "order", "--data", "nowhere"], "run train.py collect"),
         (["train.py", "graph", "--data", "nowhere"], "run train.py collect"),
         (["train.py", "collect", "--model", "nowhere"], "no model"),
@@ -245,3 +252,55 @@ def test_shipped_drafter_says_what_it_was_trained_on():
     """The checkpoint's config names its training data and its held-out accuracy."""
     config = json.load(open(os.path.join(bench.CHECKPOINTS, "order", "config.json")))
     assert config["trained_on"]["passes"] > 100000 and config["accuracy"]["drafter"] > config["accuracy"]["stale_left"]
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\0\0\0\0\0\0\0{}      "])
+def test_broken_training_files_are_named(content, records, tmp_path):
+    """A broken resume file or shard is named in one sentence; `collect` writes a broken shard anew."""
+    out, copy = tmp_path / "order", tmp_path / "trajectories"
+    out.mkdir()
+    (out / "training.safetensors").write_bytes(content)
+    argv = ["order", "--steps", "2", "--width", "16", "--layers", "1"]
+    with pytest.raises(SystemExit, match="training.safetensors cannot be read"):
+        train.main([*argv, "--data", records, "--out", str(out)])
+    shutil.copytree(records, copy)
+    shard = copy / "0001.safetensors"
+    whole = shard.read_bytes()
+    shard.write_bytes(content)
+    with pytest.raises(SystemExit, match="0001.safetensors is not a whole trajectory shard"):
+        train.main([*argv, "--data", str(copy), "--out", str(tmp_path / "other")])
+    train.main(["collect", "--out", str(copy), "--num-prompts", "4", "--shard", "1"])
+    assert shard.read_bytes() == whole
+    with pytest.raises(SystemExit, match="collected otherwise"):
+        train.main(["collect", "--out", str(copy), "--num-prompts", "4", "--shard", "2"])
+
+
+def test_training_does_not_resume_as_another(records, tmp_path):
+    """The folder of one training refuses another shape, instead of mixing them."""
+    argv = ["order", "--data", records, "--out", str(tmp_path), "--layers", "1"]
+    train.main([*argv, "--steps", "2", "--width", "16"])
+    for other in (["--steps", "2", "--width", "32"], ["--steps", "4", "--width", "16"]):
+        with pytest.raises(SystemExit, match="belongs to another training"):
+            train.main([*argv, *other])
+
+
+@pytest.mark.parametrize(
+    "sets", ["[[[0,40]]]", "[[[-1,0]]]", "[[[0,0],[0,1]]]", "[[[1,0],[0,0]]]", "[[]]", "[[[0.7,0]]]", "3"]
+)
+def test_unfit_draft_sets_are_refused(sets, tmp_path):
+    """Ranks outside their range, a position twice, unsorted or empty sets: one sentence that names the file."""
+    (tmp_path / "graph.json").write_text('{"sets": ' + sets + "}")
+    with pytest.raises(ValueError, match="graph.json is not a draft graph"):
+        ddtree.load_graph(str(tmp_path / "graph.json"))
+
+
+def test_damaged_rows_are_dropped_or_refused(tmp_path, capsys):
+    """A prompt whose rows are cut short is measured again; rows that are no rows make it no result file."""
+    argv, path = ["bench.py", "--num-samples", "1", "--task", "code", "--gen-len", "33"], tmp_path / "run.json"
+    run([*argv, "--out", str(path)], capsys)
+    before, whole = counts(path), json.loads(path.read_text())
+    path.write_text(json.dumps(whole | {"rows": whole["rows"][:-2]}))
+    assert run([*argv, "--out", str(path)], capsys)[0] is None and counts(path) == before
+    for rows in (None, "abc", [1], [{}]):
+        path.write_text(json.dumps(whole | {"rows": rows}))
+        assert "not a result file" in run([*argv, "--out", str(path)], capsys)[0]
