@@ -31,6 +31,7 @@ SMALLER = {
     "bench": "--num-samples 1 --task code",
     "tasks": "",
     "target": "--steps 1",
+    "accuracy": "--num-samples 2",
     "collect": "--num-prompts 4 --shard 1",
     "order": "--steps 2",
     "graph": "--passes 50",
@@ -67,7 +68,7 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
     argv = shlex.split(command, comments=True)[1:]
     kind = argv[1] if argv[0] == "train.py" else argv[0][:-3]
     argv += SMALLER[kind].split()
-    if kind != "tasks":
+    if kind not in ("tasks", "accuracy"):
         argv += ["--out", str(tmp_path / "out")]
     if kind in ("order", "graph"):
         argv += ["--data", records]
@@ -201,9 +202,10 @@ def test_interrupted_run_resumes_to_the_same_table(tmp_path, capsys, monkeypatch
     run([*argv, "--out", whole], capsys)
     save = bench.save_run
 
-    def save_and_stop(*args):
-        save(*args)
-        raise KeyboardInterrupt
+    def save_and_stop(contents, path):
+        save(contents, path)
+        if contents["rows"]:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(bench, "save_run", save_and_stop)
     code, _ = run([*argv, "--out", broken], capsys)

@@ -1,6 +1,7 @@
 """Everything that is trained, calibrated or collected, seeded and resumable: started again, each command goes on.
 
-    python train.py target     the embedded target, from scratch             (about 45 minutes on 2 cores)
+    python train.py target     the embedded target, from scratch             (about 35 minutes on 2 cores)
+    python train.py accuracy   its exact-decoding accuracy on held-out prompts
     python train.py collect    draft-free trajectories of training prompts
     python train.py order      the order drafter (paper section 3) on them
     python train.py graph      the calibrated draft graph (Spiffy) on them
@@ -277,6 +278,28 @@ def lockstep(target, decoder, prompts, watch):
         if len(alive) < len(canvases):
             canvases = {i: c for i, c in canvases.items() if not c.is_final(c.state)}
             prefix = prefix and [(k[alive], v[alive]) for k, v in prefix]
+
+
+def accuracy(model, n, gen_len, seed):
+    """Print the share of `n` held-out prompts of each task that exact decoding answers rightly."""
+    target, decoder = dlm.load(model), dlm.Decoder(gen_len=gen_len)
+    for task in tasks.TASKS:
+        same = {}
+        for problem in tasks.problems(task, "test", n, seed):
+            same.setdefault(len(target.encode(problem.prompt)), []).append(problem)
+        right = steps = 0
+        for problems in same.values():
+            last = {}
+
+            def watch(i, canvas, state, probs, following):
+                last[i] = canvas, following
+
+            lockstep(target, decoder, [target.encode(problem.prompt) for problem in problems], watch)
+            for i, (canvas, following) in last.items():
+                canvas.state = following
+                right += tasks.score(problems[i], target.decode(canvas.answer()))
+                steps += len(canvas.written())
+        print(f"{task:12} {right}/{n} right, {steps / n:.1f} positions an answer", flush=True)
 
 
 class Recorder:
@@ -574,17 +597,21 @@ def parse(argv=None):
     commands = parser.add_subparsers(dest="command", required=True)
     target = commands.add_parser("target", help="train the embedded target from scratch")
     target.add_argument("--out", default="runs/target")
-    target.add_argument("--steps", type=positive, default=6000)
+    target.add_argument("--steps", type=positive, default=4600)
     collection = commands.add_parser("collect", help="collect draft-free trajectories of training prompts")
     collection.add_argument("--model", default="embedded")
     collection.add_argument("--out", default="runs/trajectories")
     collection.add_argument("--num-prompts", type=positive, default=3000)
     collection.add_argument("--shard", type=positive, default=10, help="batches of up to 16 prompts per file")
     collection.add_argument("--gen-len", type=positive, default=160)
+    check = commands.add_parser("accuracy", help="exact decoding's accuracy on held-out prompts")
+    check.add_argument("--model", default="embedded")
+    check.add_argument("--num-samples", type=positive, default=200, help="prompts per task")
+    check.add_argument("--gen-len", type=positive, default=160)
     order = commands.add_parser("order", help="train the order drafter on trajectories")
     order.add_argument("--data", default="runs/trajectories")
     order.add_argument("--out", default="runs/order")
-    order.add_argument("--steps", type=positive, default=8000)
+    order.add_argument("--steps", type=positive, default=5000)
     order.add_argument("--layers", type=positive, default=3)
     order.add_argument("--width", type=positive, default=128)
     graph = commands.add_parser("graph", help="calibrate the draft graph (Spiffy) on trajectories")
@@ -593,7 +620,7 @@ def parse(argv=None):
     graph.add_argument("--passes", type=positive, default=20000, help="draft-free passes to replay")
     graph.add_argument("--longest", type=positive, default=20, help="K: commits ahead that are counted")
     graph.add_argument("--inherit", action="store_true", help="add the parents' counts to a set's value")
-    for command in (target, collection, order):
+    for command in (target, collection, check, order):
         command.add_argument("--seed", type=natural, default=0)
     return parser.parse_args(argv)
 
@@ -620,6 +647,8 @@ def main(argv=None):
             train_target(args.out, args.steps, args.seed)
         elif args.command == "collect":
             collect_shards(args.model, args.out, args.num_prompts, args.shard, args.gen_len, args.seed)
+        elif args.command == "accuracy":
+            accuracy(args.model, args.num_samples, args.gen_len, args.seed)
         elif args.command == "order":
             run_order(args)
         else:
