@@ -400,7 +400,9 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None):
             raise ValueError(f"{path} names no usable {name.replace('mask', 'mask_token')}: add it")
     stops = set(ids["stop_ids"])
     if not stops or min(stops) < 0 or max(stops | {ids["mask_id"]}) >= config.vocab_size or ids["mask_id"] in stops:
-        raise ValueError(f"{path} needs a mask_token_id and stop ids that differ and lie under {config.vocab_size}: correct it")
+        raise ValueError(
+            f"{path} needs a mask_token_id and stop ids that differ and lie under {config.vocab_size}: correct it"
+        )
     return Target(model, tokenizer, **ids)
 
 
