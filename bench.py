@@ -88,8 +88,11 @@ def draft_free(target, decoder, prompt, fused=True):
 
 
 def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
-    """Median seconds of passes over 1 … largest copies of a half-decided block behind the prompt, and of drafter
-    calls (sizes interleaved, unmeasured sizes interpolated)."""
+    """Seconds of passes over 1 … largest copies of a half-decided block behind the prompt, and of drafter calls.
+
+    Lower quartiles of `repeats`, so that neither the first, cold ones nor a moment's disturbance count; sizes are
+    interleaved, unmeasured ones interpolated.
+    """
     canvas = dlm.Canvas(target, decoder, prompt)
     half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
     probs = target.forward([half], [canvas.block], canvas.prefix, {}).probs
@@ -107,10 +110,12 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
             begin = time.perf_counter()
             order(np.zeros((n, len(probs)), dtype=bool))
             drafts[n].append(time.perf_counter() - begin)
-    zero = max(0.0, np.median(first) - np.median(drafts[1]))
+    zero = max(0.0, np.percentile(first, 25) - np.percentile(drafts[1], 25))
     return ddtree.Costs(
         *(
-            np.interp(np.arange(largest + 1), [0] + sizes, [start] + [np.median(times[n]) for n in sizes]).tolist()
+            np.interp(
+                np.arange(largest + 1), [0] + sizes, [start] + [np.percentile(times[n], 25) for n in sizes]
+            ).tolist()
             for start, times in ((0.0, passes), (zero, drafts))
         )
     )

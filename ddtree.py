@@ -224,10 +224,10 @@ def spot_cost_aware(stale, canvas, budget, drafter, costs):
     """n = argmax (1 + Σ_{i≤n} m_i) / (c(1 + n) + drafting): SPOT that drafts and verifies as far as it pays [ours].
 
     Of at most `budget` nodes; no drafter call at all where none can pay. γ follows from the measured `costs`: a node
-    whose mass is under the smallest (c(n+1) − c(n)) / c(1) costs more than the draft-free loop pays for as many commits.
+    whose mass is under the mean (c(n+1) − c(n)) / c(1) costs more than the draft-free loop pays for as many commits.
     """
     spent, passes = [costs.drafts[0]], np.array(costs.passes[1:])
-    floor = max(0.0, np.diff(passes).min() / passes[0])
+    floor = max(0.0, (passes[-1] - passes[0]) / (len(passes) - 1) / passes[0])
     tree = grow(stale, canvas, drafter.order(stale), budget, floor, partial(worth_growing, costs, spent))
     complete = {i for i, state in enumerate(tree.states[1:]) if canvas.is_complete(state)}
     return tree.head(best_rate(tree.masses[1:], costs, spent[0], complete)[1])
