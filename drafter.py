@@ -26,7 +26,7 @@ class Stale:
     """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter
     needs all.
 
-    state: tuple of L ids; probs float [k, V]; decoder: rounds the confidence and breaks ties as it does when
+    state: tuple of L ids; probs float32 or float64 [k, V]; decoder: rounds the confidence and breaks ties as it does when
     committing.
     """
 

@@ -4,9 +4,9 @@ Covered: every draft method writes the text of the draft-free loop (float64, ran
 the commit rules by hand; [MASK] and untrained ids; the prefix cache against a full recomputation by the stock Qwen3;
 a golden SDAR checkpoint; level-wise trees against a heap; the drafter's size and files; loading errors; tasks, scoring.
 
-Left out: speed, and anything that needs the trained checkpoints. Nothing is downloaded.
+Left out: speed. Nothing is downloaded.
 
-    python -m pytest test_exactness.py          # under two minutes on one core
+    python -m pytest test_exactness.py          # about two minutes on two cores
 """
 
 import dataclasses
