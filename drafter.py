@@ -26,8 +26,8 @@ class Stale:
     """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter
     needs all.
 
-    state: tuple of L ids; probs float32 or float64 [k, V]; decoder: rounds the confidence and breaks ties as it does when
-    committing.
+    state: tuple of L ids; probs float32 or float64 [k, V]; decoder: rounds the confidence and breaks ties as it
+    does when committing.
     """
 
     def __init__(self, decoder, state, mask_id, probs):
