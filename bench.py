@@ -4,6 +4,7 @@
     python bench.py --budget 6 8 12 20              # the paper's budgets
     python bench.py --diagnose                      # why the order matters (section 2), beside the paper's figures
     python bench.py --trace                         # one prompt, round by round
+    python bench.py --temperature 0.5 1 1.5 2       # sampling (section 6): three matchers, several seeds
 
 Every prompt is decoded by every method in one process, the order of methods rotating from prompt to prompt, after a
 warm-up of each. The clock covers a whole generation, drafting included. Headline figures are totals over prompts:
@@ -11,11 +12,12 @@ passes per answer, the cut in denoise passes over the fused draft-free loop, new
 The result file is written after every prompt; given again as --out with the same arguments, an interrupted run goes
 on.
 
-What this file leaves out: sampling, and the public benchmarks.
+What this file leaves out: the public benchmarks.
 """
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -34,10 +37,13 @@ import dlm
 import tasks
 import train
 from drafter import Stale, load_drafter
-from verify import speculate
+from verify import MATCHERS, speculate
 
 FREE = ("draft-free", "published")  # loops without drafts: fused, and with a storing pass per block
-DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "oracle-positions", "oracle-tokens")
+DRAFTED = ("chain", "tree", "graph", "spot", "spot-floor", "spot-noised", "oracle-positions", "oracle-tokens")
+SAMPLED = [("chain", "coupled"), ("tree", "coupled")] + [  # what is compared at T > 0
+    (name, matching) for name in ("graph", "spot", "spot-noised") for matching in MATCHERS
+]
 COST_AWARE = ("spot-cost", "spot-small")  # SPOT with a budget of its own: the drafter, and a smaller one
 LARGEST = 20  # its budget is never above this
 MOST = 512  # budget that is accepted at most
@@ -60,6 +66,7 @@ def methods(bench, budget, truth):
         "graph": at(ddtree.graph, sets=bench["sets"]),
         "spot": at(ddtree.spot, drafter=bench["drafter"]),
         "spot-floor": at(ddtree.spot, drafter=bench["drafter"], floor=bench["args"].floor),
+        "spot-noised": at(ddtree.spot, drafter=bench["noised"]),
         "oracle-positions": at(ddtree.oracle_positions, truth=truth),
         "oracle-tokens": at(ddtree.oracle_tokens, truth=truth),
     }
@@ -73,18 +80,51 @@ def cost_aware_methods(bench):
     }
 
 
-def draft_free(target, decoder, prompt, fused=True):
+class Commits:
+    """Counts the commits of a loop that it watches, and those of the likeliest token of their state's conditionals;
+    `seconds`: what the counting took."""
+
+    def __init__(self):
+        self.all = self.likeliest = 0
+        self.seconds = 0.0
+
+    def step(self, state, following, out, unit):
+        begin = time.perf_counter()
+        best = iter(out.unit(unit).argmax(-1).tolist())
+        likeliest = [next(best) if masked else None for masked in out.masked[unit].tolist()]
+        changed = [s for s, (before, after) in enumerate(zip(state, following)) if before != after]
+        self.all += len(changed)
+        self.likeliest += sum(following[s] == likeliest[s] for s in changed)
+        self.seconds += time.perf_counter() - begin
+
+    def round(self, canvas, tree, path, following, out, unit):
+        """Of a speculative round: every step along the accepted path, and the free commit."""
+        for before, after in zip(path, path[1:]):
+            self.step(tree.states[before], tree.states[after], out, before)
+        self.step(canvas.blank if unit != path[-1] else tree.states[unit], following, out, unit)
+
+
+def draft_free(target, decoder, prompt, fused=True, commits=None):
     """A timed draft-free generation and the states each block went through, {block: [blank or prompt state, …,
     complete]}."""
     truth, begin = {}, time.perf_counter()
 
-    def watch(canvas, state, probs, following):
+    def watch(canvas, state, following, out, unit):
         truth.setdefault(canvas.block, [state]).append(following)
+        if commits:
+            commits.step(state, following, out, unit)
 
     result = dlm.generate(target, decoder, prompt, fused, watch)
-    total = time.perf_counter() - begin
+    total = time.perf_counter() - begin - (commits.seconds if commits else 0.0)
     result.seconds = {"draft": 0.0, "target": total, "rest": 0.0}
     return result, truth
+
+
+def drafted(target, decoder, prompt, draft, matching="coupled", commits=None):
+    """A timed speculative generation."""
+    result = speculate(target, decoder, prompt, draft, matching, watch=commits and commits.round)
+    result.seconds["rest"] -= commits.seconds if commits else 0.0
+    return result
 
 
 def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
@@ -95,20 +135,20 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
     """
     canvas = dlm.Canvas(target, decoder, prompt)
     half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
-    probs = target.forward([half], [canvas.block], canvas.prefix, {}).probs
+    logits = target.forward([half], [canvas.block], canvas.prefix, {}).unit(0)
     sizes = sorted({1, 2, 3, 5, 7, 9, 13, 17, 21, largest} & set(range(largest + 1)))
     passes, drafts, first = {n: [] for n in sizes}, {n: [] for n in sizes}, []
     for _ in range(repeats):
         begin = time.perf_counter()
-        order = drafter.order(Stale(decoder, half, target.mask_id, probs))
-        order(np.zeros((1, len(probs)), dtype=bool))  # reads the stale features, then one call
+        order = drafter.order(Stale(decoder, half, target.mask_id, canvas.block, logits))
+        order(np.zeros((1, len(logits)), dtype=bool))  # reads the stale features, then one call
         first.append(time.perf_counter() - begin)
         for n in sizes:
             begin = time.perf_counter()
             decoder.transition(target.forward([half] * n, [canvas.block] * n, canvas.prefix, {}))
             passes[n].append(time.perf_counter() - begin)
             begin = time.perf_counter()
-            order(np.zeros((n, len(probs)), dtype=bool))
+            order(np.zeros((n, len(logits)), dtype=bool))
             drafts[n].append(time.perf_counter() - begin)
     zero = max(0.0, np.percentile(first, 25) - np.percentile(drafts[1], 25))
     return ddtree.Costs(
@@ -121,47 +161,75 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
     )
 
 
-def measure_prompt(bench, task, index):
+def runs_of(bench, decoder, prompt, truth, commits):
+    """What is compared on one prompt: (method, matching, budget, function that runs it). All methods at T = 0; at T > 0
+    the matchers, whose `commits` are counted."""
+    target, budgets = bench["target"], bench["args"].budget
+    if decoder.temperature > 0:
+        return [("draft-free", "", 0, lambda: draft_free(target, decoder, prompt, commits=commits[0])[0])] + [
+            (
+                name,
+                how,
+                budget,
+                partial(drafted, target, decoder, prompt, methods(bench, budget, {})[name], how, counts),
+            )
+            for (budget, (name, how)), counts in zip(itertools.product(budgets, SAMPLED), commits[1:])
+        ]
+    runs = [
+        ("published", "", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
+        ("draft-free", "", 0, lambda: draft_free(target, decoder, prompt)[0]),
+    ]
+    drafts = [(name, 0, draft) for name, draft in cost_aware_methods(bench).items()]
+    drafts += [(name, budget, draft) for budget in budgets for name, draft in methods(bench, budget, truth).items()]
+    return runs + [
+        (name, "coupled", budget, partial(drafted, target, decoder, prompt, draft)) for name, budget, draft in drafts
+    ]
+
+
+def measure_prompt(bench, task, index, temperature, seed):
     """Rows of one prompt: every method at every budget, timed, scored and compared with the draft-free tokens."""
-    target, decoder, args = bench["target"], bench["decoder"], bench["args"]
+    target, args = bench["target"], bench["args"]
+    decoder = replace(bench["decoder"], temperature=temperature, seed=noise_seed(args, index, seed))
     problem = bench["problems"][task][index]
     prompt = target.encode(problem.prompt)
     reference, truth = draft_free(target, decoder, prompt)
-    runs = [
-        ("published", 0, lambda: draft_free(target, decoder, prompt, fused=False)[0]),
-        ("draft-free", 0, lambda: draft_free(target, decoder, prompt)[0]),
-    ]
-    for name, draft in cost_aware_methods(bench).items():
-        runs.append((name, 0, partial(speculate, target, decoder, prompt, draft)))
-    for budget in args.budget:
-        for name, draft in methods(bench, budget, truth).items():
-            runs.append((name, budget, partial(speculate, target, decoder, prompt, draft)))
-    rows, shift = [], index % len(runs)
-    for name, budget, run in runs[shift:] + runs[:shift]:
-        result = run()
+    commits = [Commits() for _ in range(1 + len(SAMPLED) * len(args.budget))]
+    runs = runs_of(bench, decoder, prompt, truth, commits)
+    tallies = dict(zip((run[:3] for run in runs), commits)) if temperature else {}
+    rows, shift = [], (index + seed) % len(runs)
+    for name, matching, budget, run in runs[shift:] + runs[:shift]:
+        result, tally = run(), tallies.get((name, matching, budget))
+        same = result.written == reference.written
         rows.append(
             {
                 "task": task,
                 "index": index,
+                "temperature": temperature,
+                "seed": seed,
                 "method": name,
+                "matching": matching,
                 "budget": budget,
                 "passes": result.passes,
                 "tokens": len(result.written),
                 "accepted": result.accepted,
                 "seconds": result.seconds,
+                "commits": tally and [tally.likeliest, tally.all],
                 "right": tasks.score(problem, target.decode(result.ids)),
-                "differs": None
-                if result.written == reference.written
-                else divergence(bench, prompt, truth, reference, result),
+                "differs": None if same else divergence(bench, decoder, prompt, reference, result),
             }
         )
     return rows
 
 
-def divergence(bench, prompt, truth, reference, result):
+def noise_seed(args, index, seed):
+    """The decoder's seed for the `seed`-th sample of prompt `index`: prompts share no noise."""
+    return args.seed + 1000003 * index + seed
+
+
+def divergence(bench, decoder, prompt, reference, result):
     """Where two texts part: the first differing new token and the confidence margin of the draft-free step that wrote
     it."""
-    target, decoder = bench["target"], bench["decoder"]
+    target = bench["target"]
     at = next(
         (i for i, (a, b) in enumerate(zip(reference.written, result.written)) if a != b),
         min(len(reference.written), len(result.written)),
@@ -169,11 +237,10 @@ def divergence(bench, prompt, truth, reference, result):
     block, offset = divmod(len(prompt) + at, target.block_size)
     margins = []
 
-    def watch(canvas, state, probs, following):
+    def watch(canvas, state, following, out, unit):
         if canvas.block == block and (state[offset] != following[offset]):
-            _, confidence = dlm.commit_order(
-                decoder.rounded(probs.max(-1).values), torch.ones_like(probs[:, 0], dtype=torch.bool)
-            )
+            stale = Stale(decoder, state, target.mask_id, block, out.unit(unit))
+            confidence = stale.at(ddtree.step_of(canvas, state)).confidence.sort(descending=True).values
             margins.append(float(confidence[0] - confidence[min(1, len(confidence) - 1)]))
 
     dlm.generate(target, decoder, prompt, watch=watch)
@@ -254,8 +321,62 @@ def mean_cuts(rows, args):
     return lines
 
 
+def sampled_table(rows, task, budget, temperature):
+    """The table of one task, budget and temperature above 0 as lines of text."""
+    chosen = [row for row in rows if row["task"] == task and row["budget"] in (0, budget)]
+    found = {
+        key: [row for row in chosen if (row["method"], row["matching"]) == key]
+        for key in [("draft-free", "")] + SAMPLED
+    }
+    base = summary(found["draft-free", ""])
+    lines = [
+        f"{task}, T = {temperature:g}, D = {budget}, {len({row['index'] for row in chosen})} prompts, {base['n']} samples",
+        f"{'':13}{'matching':11}{'denoise':>8}{'cut':>7}{'accepted':>9}{'likeliest':>10}{'tokens/s':>9}"
+        f"{'accuracy':>9}{'exact':>9}",
+    ]
+    for (name, matching), same in found.items():
+        s, (likeliest, commits) = summary(same), np.sum([row["commits"] for row in same], 0)
+        lines.append(
+            f"{name:13}{matching:11}{s['denoise']:8.1f}{base['denoise'] / s['denoise']:6.2f}x{s['accepted']:9.2f}"
+            f"{likeliest / commits:10.2%}{s['rate'] / base['rate']:8.2f}x{s['right'] / s['n']:9.0%}"
+            f"{s['exact']:>5}/{s['n']}"
+        )
+    return lines
+
+
+def report_sampled(args, rows):
+    """Print the tables of every temperature above 0."""
+    for temperature in filter(None, args.temperature):
+        same = [row for row in rows if row["temperature"] == temperature]
+        for task in args.task:
+            for budget in args.budget:
+                print("\n" + "\n".join(sampled_table(same, task, budget, temperature)))
+    print(
+        "\ndenoise: denoising passes per answer. likeliest: share of commits that are the likeliest token of their"
+        "\nconditional. exact: texts equal to the draft-free ones of the same seed. coupled: drafted with the target's own"
+        "\nnoise. greedy: accepted while the likeliest token, which is biased towards it: its texts follow another law."
+        "\nuncoupled: drafted with other noise. spot-noised: SPOT whose drafter also reads the noised conditionals."
+    )
+
+
 def report(bench, rows):
-    """Print the tables; returns the number of rows whose text differs from draft-free."""
+    """Print the tables; returns the number of rows whose text should equal draft-free's and does not."""
+    args = bench["args"]
+    if 0 in args.temperature:
+        report_unsampled(bench, [row for row in rows if row["temperature"] == 0])
+    if any(args.temperature):
+        report_sampled(args, rows)
+    differing = [row for row in rows if row["differs"] and row["matching"] != "greedy"]
+    for row in differing:
+        print(
+            f"MISMATCH {row['method']} D={row['budget']} T={row['temperature']:g} {row['task']} prompt {row['index']}: "
+            f"new token {row['differs']['position']}, margin {row['differs']['margin']}"
+        )
+    return len(differing)
+
+
+def report_unsampled(bench, rows):
+    """Print the tables of T = 0."""
     args, passes = bench["args"], bench["costs"]["drafter"].passes
     for task in args.task:
         for budget in args.budget:
@@ -266,19 +387,12 @@ def report(bench, rows):
         "\noracle: cut as a share of oracle-positions' cut. accepted: draft nodes per pass, without the free commit."
         "\ntokens/s: ratio to draft-free in this run (keep the machine idle). draft/target/rest: shares of the time."
         "\ndraft-free: fused. published: with a storing pass per block. chain, tree, graph: the peers. spot-floor: no"
-        "\nnodes under γ. spot-cost, spot-small: SPOT with the measured, cost-aware budget, for the drafter and a small"
-        "\none. oracle-positions: true order, stale tokens. oracle-tokens: true tokens, stale order."
+        "\nnodes under γ. spot-noised: a drafter for every temperature. spot-cost, spot-small: SPOT with the measured,"
+        "\ncost-aware budget, for the drafter and a small one. oracle-positions: true order, stale tokens. oracle-tokens:"
+        "\ntrue tokens, stale order."
         "\ntime of a pass over n copies, in passes over one: "
         + ", ".join(f"{n}: {passes[n] / passes[1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(passes))
     )
-    differing = [row for row in rows if row["differs"]]
-    for row in differing:
-        print(
-            f"MISMATCH {row['method']} D={row['budget']} {row['task']} prompt {row['index']}: "
-            f"new token {row['differs']['position']}, "
-            f"margin {row['differs']['margin']}"
-        )
-    return len(differing)
 
 
 def diagnose(bench):
@@ -378,7 +492,7 @@ def trace(bench):
     piece = [repr(target.tokenizer.decode([i]))[1:-1].replace(" ", "␣") for i in range(target.n_ids)]
     rounds = []
 
-    def show(canvas, tree, path, following):
+    def show(canvas, tree, path, following, *_):
         rounds.append(path)
         last = tree.states[path[-1]]
         drafted, accepted = len(tree.states) - 1, len(path) - 1
@@ -429,10 +543,16 @@ def open_run(args):
         raise ValueError(
             f"{args.out} holds a run with other {', '.join(different)}: make them the same, or choose another --out"
         )
-    methods_per_prompt = len(FREE + COST_AWARE) + len(DRAFTED) * len(args.budget)
-    prompts = Counter((row["task"], row["index"]) for row in run["rows"])
-    run["rows"] = [row for row in run["rows"] if prompts[row["task"], row["index"]] == methods_per_prompt]
+    found = Counter(sample_of(row) for row in run["rows"])
+    n = len(args.budget)
+    whole = {False: len(FREE + COST_AWARE) + len(DRAFTED) * n, True: 1 + len(SAMPLED) * n}
+    run["rows"] = [row for row in run["rows"] if found[sample_of(row)] == whole[row["temperature"] > 0]]
     return run
+
+
+def sample_of(row):
+    """What names one sample: (task, prompt, temperature, seed)."""
+    return row["task"], row["index"], row["temperature"], row["seed"]
 
 
 def save_run(run, path):
@@ -446,15 +566,17 @@ def save_run(run, path):
 def run_all(bench, run, out):
     """Measure every prompt that the run does not hold yet, saving after each; tasks alternate."""
     args = bench["args"]
-    done = {(row["task"], row["index"]) for row in run["rows"]}
-    todo = [(task, i) for i in range(args.num_samples) for task in args.task if (task, i) not in done]
+    done = {sample_of(row) for row in run["rows"]}
+    samples = [(t, seed) for t in args.temperature for seed in range(args.seeds if t else 1)]
+    wanted = [(task, i, *sample) for i in range(args.num_samples) for task in args.task for sample in samples]
+    todo = [sample for sample in wanted if sample not in done]
     save_run(run, out)  # an --out that cannot be written shows now
-    if todo:
-        measure_prompt(bench, *todo[0])  # warm-up of every method
-    for n, (task, i) in enumerate(todo):
-        run["rows"] += measure_prompt(bench, task, i)
+    for temperature in {sample[2] for sample in todo}:
+        measure_prompt(bench, *next(sample for sample in todo if sample[2] == temperature))  # warm-up of every method
+    for n, sample in enumerate(todo):
+        run["rows"] += measure_prompt(bench, *sample)
         save_run(run, out)
-        print(f"\r{len(done) + n + 1}/{len(done) + len(todo)} prompts", end="", file=sys.stderr, flush=True)
+        print(f"\r{len(done) + n + 1}/{len(wanted)} samples", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
 
@@ -482,6 +604,7 @@ def parse(argv=None):
     )
     parser.add_argument("--model", default="embedded", help="the embedded target, or a folder in SDAR's hub layout")
     parser.add_argument("--drafter", default=os.path.join(CHECKPOINTS, "order"), help="folder of an order drafter")
+    parser.add_argument("--noised", default=os.path.join(CHECKPOINTS, "order-noised"), help="one that reads the noise")
     parser.add_argument("--small", default=os.path.join(CHECKPOINTS, "order-small"), help="a small one, for spot-small")
     parser.add_argument("--graph", default=os.path.join(CHECKPOINTS, "graph.json"), help="calibrated draft sets")
     parser.add_argument("--task", nargs="+", default=list(tasks.TASKS), choices=tasks.TASKS)
@@ -493,14 +616,32 @@ def parse(argv=None):
     parser.add_argument("--floor", type=float, default=0.02, help="γ: spot-floor drops nodes with less mass")
     parser.add_argument("--rule", default="exact", choices=list(dlm.RULES), help="commit rule")
     parser.add_argument("--precision", default="bfloat16", choices=list(dlm.PRECISIONS), help="of the confidence")
+    parser.add_argument("--temperature", nargs="+", type=float, default=[0.0], help="0: no sampling; a list sweeps")
+    parser.add_argument("--seeds", type=train.positive, default=3, help="samples per prompt at T > 0")
+    parser.add_argument("--confidence", default="sampled", choices=dlm.CONFIDENCES, help="what T > 0 ranks commits by")
+    parser.add_argument("--tempered", action="store_true", help="read the confidence from the sampled law (SDAR)")
+    parser.add_argument("--top-k", type=train.positive, help="sample among the k likeliest tokens")
+    parser.add_argument("--top-p", type=float, default=1.0, help="sample among the likeliest of this total probability")
+    parser.add_argument("--noise", default="step", choices=dlm.NOISES, help="its index; position changes the law")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=train.natural, default=0, help="draws the evaluation prompts")
+    parser.add_argument("--seed", type=train.natural, default=0, help="draws the evaluation prompts and the noise")
     parser.add_argument("--out", help="result file; default runs/bench-<time>.json")
     parser.add_argument("--plot", help="also draw cut over budget into this image file (needs matplotlib)")
     parser.add_argument("--diagnose", action="store_true", help="print section 2's diagnostics instead")
     parser.add_argument("--trace", action="store_true", help="show the first prompt round by round instead")
     return parser.parse_args(argv)
+
+
+def decoder_of(args):
+    """The Decoder that the options describe, at the first temperature; every other one is checked too."""
+    options = {
+        key: getattr(args, key) for key in "rule precision gen_len top_k top_p confidence tempered noise".split()
+    }
+    decoders = [dlm.Decoder(**options, temperature=temperature, seed=args.seed) for temperature in args.temperature]
+    if len(set(args.temperature)) < len(decoders):
+        raise ValueError("--temperature names a value twice: name each once")
+    return decoders[0]
 
 
 def prepare(args):
@@ -519,15 +660,17 @@ def prepare(args):
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
     target = dlm.load(args.model, args.device, getattr(torch, args.dtype))
-    decoder = dlm.Decoder(args.rule, precision=args.precision, gen_len=args.gen_len)
+    decoder = decoder_of(args)
     if args.rule != "exact" and (args.diagnose or args.trace):
         raise ValueError(f"--diagnose and --trace show single commits: use --rule exact, not {args.rule}")
+    if args.diagnose and any(args.temperature) or args.plot and 0 not in args.temperature:
+        raise ValueError("--diagnose and --plot show T = 0: leave --temperature out")
     problems = {task: tasks.problems(task, "test", args.num_samples, args.seed) for task in args.task}
     bench = {"args": args, "target": target, "decoder": decoder, "problems": problems, "costs": {}}
-    bench |= {"drafter": load_drafter(args.drafter, args.device), "small": load_drafter(args.small, args.device)}
+    bench |= {name: load_drafter(getattr(args, name), args.device) for name in ("drafter", "small", "noised")}
     bench["sets"] = ddtree.load_graph(args.graph)
     prompt = target.encode(problems[args.task[0]][0].prompt)
-    for name in ("drafter", "small"):
+    for name in ("drafter", "small", "noised"):
         widest = bench[name].shape["block_size"]
         if target.block_size > widest:
             raise ValueError(
@@ -552,7 +695,7 @@ def main(argv=None):
         run_all(bench, run, args.out)
         differing = report(bench, run["rows"])
         if args.plot:
-            plot(run["rows"], args)
+            plot([row for row in run["rows"] if row["temperature"] == 0], args)
         if differing and args.dtype != "bfloat16":
             sys.exit(1)
     except (ValueError, OSError, FloatingPointError) as error:

@@ -38,6 +38,11 @@ def root_only(canvas):
     return Tree([canvas.state], [1.0], [-1])
 
 
+def step_of(canvas, state):
+    """Number of decided positions of a state: its step, which names the noise (section 6)."""
+    return len(state) - state.count(canvas.target.mask_id)
+
+
 def commit(state, position, token):
     """The state with one more position decided."""
     return state[:position] + (token,) + state[position + 1 :]
@@ -50,18 +55,19 @@ def grow(stale, canvas, order, budget, floor=0.0, go_on=None):
     it, those of the best nodes seen that are not expanded yet, until none is left: the same tree as one node at a
     time from a heap. A state reached by two orders is one node with the larger mass [ours]. Nodes under `floor` (γ)
     are dropped. go_on(masses of the best nodes, masses of those to be expanded) may end the growth early. Nodes come
-    heaviest first, so a parent stands before its children.
+    heaviest first, so a parent stands before its children. All states of a level have the same step, so that at T > 0
+    they share their candidates (section 6).
     """
     if budget < 1:
         raise ValueError(f"the budget is {budget}: give at least 1 draft node per round")
     positions, k = stale.positions, len(stale.positions)
-    tokens = stale.tokens
-    value = stale.best[0][:, :2].cpu().numpy().copy()  # p(v) of the two candidates
-    value[value[:, 0] >= HEDGE, 1] = 0
     mask_id = canvas.target.mask_id
     states, masses, parents, known = [canvas.state], [1.0], [-1], {canvas.state}
     kept, frontier = [], [0]
     while frontier and (go_on is None or go_on([masses[i] for i in kept], [masses[i] for i in frontier])):
+        seen = stale.at(step_of(canvas, states[frontier[0]]))
+        value = seen.values[:, :2].copy()  # p(v) of the two candidates
+        value[value[:, 0] >= HEDGE, 1] = 0
         decided = np.array([[states[i][s] != mask_id for s in positions] for i in frontier])
         child = np.array([masses[i] for i in frontier])[:, None, None] * order(decided)[:, :, None] * value
         child = child.ravel()  # [N·k·2]
@@ -70,7 +76,7 @@ def grow(stale, canvas, order, budget, floor=0.0, go_on=None):
         fresh = []
         for c in candidates[np.argsort(-child[candidates], kind="stable")].tolist():
             i, j, r = c // (2 * k), c // 2 % k, c % 2
-            state = commit(states[frontier[i]], positions[j], tokens[j][r])
+            state = commit(states[frontier[i]], positions[j], seen.tokens[j][r])
             if state in known or canvas.is_final(
                 state
             ):  # a final state is its parent's own F: nothing to verify [ours]
@@ -125,16 +131,17 @@ def worth_growing(costs, spent, masses, frontier):
 # ------------------------------------------------------------------------------------------------- the drafters
 
 
-def undecided(stale, canvas):
-    """Stale indices 0…k−1 still masked in the current state, by falling stale confidence."""
-    return [j for j in stale.ranking if canvas.state[stale.positions[j]] == canvas.target.mask_id]
+def undecided(stale, canvas, state):
+    """Stale indices 0…k−1 still masked in `state`, by falling confidence at its step."""
+    ranking = stale.at(step_of(canvas, state)).ranking
+    return [j for j in ranking if state[stale.positions[j]] == canvas.target.mask_id]
 
 
-def path_tree(canvas, commits):
-    """The tree that is one path: `commits` (position, token) one after the other."""
+def path_tree(stale, canvas, budget, choose):
+    """The tree that is one path of up to `budget` nodes: choose(state) -> (position, token), one after the other."""
     tree = root_only(canvas)
-    for position, token in commits:
-        state = commit(tree.states[-1], position, token)
+    while len(tree.masses) <= budget and undecided(stale, canvas, tree.states[-1]):
+        state = commit(tree.states[-1], *choose(tree.states[-1]))
         if canvas.is_final(state):
             break
         tree.states.append(state)
@@ -143,21 +150,27 @@ def path_tree(canvas, commits):
     return tree
 
 
+def foreseen(stale, canvas, state):
+    """The most confident stale position left at the state's step, and the token foreseen there."""
+    j = undecided(stale, canvas, state)[0]
+    return stale.positions[j], stale.at(step_of(canvas, state)).tokens[j][0]
+
+
 def chain(stale, canvas, budget):
-    """SSD-style: the D most confident stale positions in confidence order, with their stale top-1 tokens, as one
-    path."""
-    return path_tree(canvas, [(stale.positions[j], stale.tokens[j][0]) for j in undecided(stale, canvas)[:budget]])
+    """SSD-style: the D most confident stale positions in confidence order, with their foreseen tokens, as one path."""
+    return path_tree(stale, canvas, budget, partial(foreseen, stale, canvas))
 
 
 def confidence_order(stale, width):
     """q(s|y) ∝ stale confidence over the `width` most confident positions left: BlockSpec's tree, read as an order
     model."""
-    confidence = stale.confidence.cpu().numpy()
 
     def q(decided):
+        seen = stale.at(stale.step(decided[0]))
+        confidence = seen.confidence.cpu().numpy()
         out = np.zeros(decided.shape, dtype=np.float32)
         for row, taken in zip(out, decided):
-            best = [j for j in stale.ranking if not taken[j]][:width]
+            best = [j for j in seen.ranking if not taken[j]][:width]
             row[best] = confidence[best] / confidence[best].sum()
         return out
 
@@ -195,17 +208,19 @@ def load_graph(path):
 def graph(stale, canvas, budget, sets):
     """Spiffy: a calibrated draft graph. `sets`: the chosen draft sets in order, each a tuple of (position rank i,
     vocabulary rank j) pairs sorted by i; parents (one pair less) come first. Ranks are instantiated on the newest
-    conditionals."""
-    ranked = undecided(stale, canvas)
+    conditionals, at T > 0 as the noise of the node's step has them [ours]."""
+    left = len(undecided(stale, canvas, canvas.state))
     tree, node = root_only(canvas), {(): 0}
     for pairs in sets:
         parent = next((p for p in (pairs[:n] + pairs[n + 1 :] for n in range(len(pairs))) if p in node), None)
         if len(tree.states) > budget:
             break
-        if parent is None or pairs[-1][0] >= len(ranked):
+        if parent is None or pairs[-1][0] >= left:
             continue  # near a block's end some ranks are gone: the next sets move up
         i, j = next(iter(set(pairs) - set(parent)))
-        state = commit(tree.states[node[parent]], stale.positions[ranked[i]], stale.tokens[ranked[i]][j])
+        before = tree.states[node[parent]]
+        at = undecided(stale, canvas, before)[i - sum(rank < i for rank, _ in parent)]
+        state = commit(before, stale.positions[at], stale.at(step_of(canvas, before)).tokens[at][j])
         if canvas.is_final(state):
             continue
         node[pairs] = len(tree.states)
@@ -272,6 +287,9 @@ def oracle_tokens(stale, canvas, budget, truth):
     if not next_commits(canvas, truth):
         return root_only(canvas)
     final = truth[canvas.block][-1]
-    return path_tree(
-        canvas, [(stale.positions[j], final[stale.positions[j]]) for j in undecided(stale, canvas)[:budget]]
-    )
+
+    def choose(state):
+        position, _ = foreseen(stale, canvas, state)
+        return position, final[position]
+
+    return path_tree(stale, canvas, budget, choose)

@@ -1,18 +1,19 @@
 """The target: a block-diffusion language model, decoded exactly.
 
 Holds loading (native transformers classes, strict), the prefix cache, one pass over many block states (paper section
-5), the commit rules and the transition F (sections 1 and 7) and the draft-free loop, which is the definition of
-truth: every other way of decoding in this project must write the same tokens.
+5), the commit rules, the noise and the transition F (sections 1, 6 and 7) and the draft-free loop, which is the
+definition of truth: every other way of decoding in this project must write the same tokens.
 
 SDAR is a Qwen3 whose attention looks both ways inside a block of L positions and back over all earlier blocks, and
 whose input holds a mask token wherever nothing has been decided. So the native Qwen3 class runs it, with our attention
 function registered in place of the causal one. Blocks are aligned to absolute position 0.
 
-What this file leaves out: sampling at T > 0, and targets other than SDAR.
+What this file leaves out: targets other than SDAR.
 """
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ALIASES = {"embedded": os.path.join(HERE, "checkpoints", "target")}
 RULES = {"exact": None, "threshold": 0.9, "product": 0.9, "factor": 1.0, "entropy": 0.1}  # commit rules, default values
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+CONFIDENCES = ("sampled", "distribution")  # of the token that was drawn, as released code has it; of the likeliest one
+NOISES = ("step", "position")  # what indexes the noise; "position" alone changes the law, and is here to show that
+COLDEST, HOTTEST = 1e-6, 100.0  # temperatures that are taken, beside 0
+CHUNK = 1 << 25  # logits that exist at once
 CONFIG_FIELDS = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
     "head_dim rms_norm_eps hidden_act attention_bias max_position_embeddings tie_word_embeddings bos_token_id "
@@ -87,7 +92,7 @@ def block_attention(module, query, key, value, attention_mask, scaling, units=No
 AttentionInterface.register("block_units", block_attention)
 
 
-# ------------------------------------------------------------------------------------ commit rules and transition
+# ------------------------------------------------------------------------------------ commit rules
 
 
 def commit_order(score, masked):
@@ -124,26 +129,75 @@ def commits(rule, value, confidence, entropy, masked):
     return torch.zeros_like(masked).scatter(-1, order, (n <= count)) & masked
 
 
+# --------------------------------------------------------------------------------------------- noise and transition
+
+WEYL, FIRST, SECOND = 0x9E3779B97F4A7C15 - 2**64, 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
+
+def scramble(x):
+    """The splitmix64 hash of int64 x, which wraps around as unsigned 64-bit arithmetic does."""
+    x = x + WEYL
+    x = (x ^ ((x >> 30) & (1 << 34) - 1)) * FIRST
+    x = (x ^ ((x >> 27) & (1 << 37) - 1)) * SECOND
+    return x ^ ((x >> 31) & (1 << 33) - 1)
+
+
+def gumbel(seed, block, step, position, size):
+    """G = −log(−log u): standard Gumbel noise of ids 0…size−1, float64 [M, size], a pure function of its arguments.
+
+    block, step, position: int64 [M]; u, from 52 bits of a counter hash [ours], is never 0 or 1. The bits are the same
+    on every machine; the two logarithms may differ in the last place between device types, so that one seed writes one
+    text per device type (section 6).
+    """
+    key = torch.full_like(block, seed)
+    for part in (block, step, position):
+        key = scramble(key) ^ part
+    ids = torch.arange(size, device=block.device) * WEYL
+    bits = (scramble(scramble(key)[:, None] + ids) >> 12) & (1 << 52) - 1
+    return ((bits.double() + 0.5) * 2.0**-52).log_().neg_().log_().neg_()
+
+
 @dataclass
 class Decoder:
-    """What turns conditionals into the next state: commit rule, its value and the precision of the confidence.
+    """What turns conditionals into the next state: the commit rule and, at T > 0, how tokens are drawn (section 6).
 
-    precision: bfloat16 rounds probabilities before they are compared [ours, as released code does at full size];
-    float32 compares them as they are. gen_len: new tokens after which generation stops, at a block's end.
+    value: the rule's threshold. precision: bfloat16 rounds probabilities before they are compared [ours, as released
+    code does at full size]; float32 compares them as they are. gen_len: new tokens after which generation stops, at a
+    block's end. temperature, top_k, top_p: the law that tokens are drawn from, in this order, as in the released SDAR
+    decoder; 0 takes the likeliest. confidence: of the `sampled` token (released) or of the `distribution` (its
+    largest); tempered: read it from that law (SDAR) and not from the model's own softmax (LLaDA). noise: `step` draws
+    anew at every commit, which keeps the law; `position` once per position, which does not for a sampled confidence.
     """
 
     rule: str = "exact"
     value: float | None = None
     precision: str = "bfloat16"
     gen_len: int = 256
+    temperature: float = 0.0
+    seed: int = 0
+    top_k: int | None = None
+    top_p: float = 1.0
+    confidence: str = "sampled"
+    tempered: bool = False
+    noise: str = "step"
 
     def __post_init__(self):
-        if self.rule not in RULES:
-            raise ValueError(f"unknown commit rule {self.rule!r}: choose from {', '.join(RULES)}")
-        if self.precision not in PRECISIONS:
-            raise ValueError(f"unknown precision {self.precision!r}: choose from {', '.join(PRECISIONS)}")
+        for kind, known in (
+            ("rule", RULES),
+            ("precision", PRECISIONS),
+            ("confidence", CONFIDENCES),
+            ("noise", NOISES),
+        ):
+            if getattr(self, kind) not in known:
+                raise ValueError(f"unknown {kind} {getattr(self, kind)!r}: choose from {', '.join(known)}")
         if self.gen_len < 1:
             raise ValueError(f"gen_len is {self.gen_len}: ask for at least 1 new token")
+        if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
+            raise ValueError(f"the temperature is {self.temperature}: give 0 (no sampling), or {COLDEST} to {HOTTEST}")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}: keep at least 1 token")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}: give a probability above 0 and up to 1")
         self.value = RULES[self.rule] if self.value is None else self.value
         if self.value is not None and self.value != self.value:
             raise ValueError(f"the value of rule {self.rule} is not a number: give one")
@@ -152,15 +206,49 @@ class Decoder:
         """Probabilities at the decoder's precision, in the type they came in."""
         return probability.bfloat16().to(probability.dtype) if self.precision == "bfloat16" else probability
 
+    def law(self, logits):
+        """log p(v) of the law that tokens are drawn from at T > 0: softmax(logits / T), the top_k likeliest of it, of
+        these the likeliest up to and including the one that brings their sum over top_p. [..., V], same type."""
+        law = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).log_softmax(-1)
+        if self.top_k is not None and self.top_k < law.shape[-1]:
+            least = law.topk(self.top_k, -1).values[..., -1:]
+            law = law.masked_fill(law < least, -torch.inf).log_softmax(-1)
+        if self.top_p < 1:
+            ranked, order = law.sort(dim=-1, descending=True, stable=True)
+            before = ranked.exp().cumsum(-1) - ranked.exp()
+            law = law.masked_fill((before > self.top_p).gather(-1, order.argsort(-1)), -torch.inf).log_softmax(-1)
+        return law
+
+    def perturbed(self, logits, block, step, position):
+        """T·(log p(v) + G_v), float64 [M, V], whose argmax is a draw from the law (section 6); the logits at T = 0.
+
+        Of M rows of logits [M, V]; block, step (decided positions of the state) and position, int64 [M], name the
+        noise. Scaled by T, so that its softmax goes over into the conditional as T falls to 0 [ours].
+        """
+        if self.temperature == 0:
+            return logits
+        step = step if self.noise == "step" else torch.zeros_like(step)
+        noise = gumbel(self.seed, block, step, position, logits.shape[1])
+        return self.temperature * (self.law(logits.double()) + noise)
+
+    def read(self, logits, tokens):
+        """Of M rows, confidence in `tokens` (int64 [M]) at the decoder's precision, and entropy, both [M]."""
+        tempered = self.tempered and self.temperature > 0
+        probs = self.law(logits).exp() if tempered else logits.softmax(-1)
+        chosen = probs.amax(-1) if self.confidence == "distribution" else probs.gather(1, tokens[:, None])[:, 0]
+        return self.rounded(chosen), torch.special.entr(probs).sum(-1) if self.rule == "entropy" else chosen
+
     @torch.inference_mode()
     def transition(self, out):
         """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids."""
-        top, best = out.probs.max(-1)
-        tokens = torch.zeros_like(out.states).masked_scatter(out.masked, best)
-        confidence = torch.zeros_like(out.states, dtype=top.dtype).masked_scatter(out.masked, self.rounded(top))
-        entropy = torch.zeros_like(confidence)
-        if self.rule == "entropy":
-            entropy = entropy.masked_scatter(out.masked, torch.special.entr(out.probs).sum(-1))
+        unit, position = out.masked.nonzero(as_tuple=True)
+        block, step = out.blocks[unit], (~out.masked).sum(1)[unit]
+        tokens = torch.zeros_like(out.states)
+        confidence, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
+        for rows in out.chunks():
+            logits, at = out.logits(rows), (unit[rows], position[rows])
+            tokens[at] = self.perturbed(logits, block[rows], step[rows], position[rows]).argmax(-1)
+            confidence[at], entropy[at] = (part.double() for part in self.read(logits, tokens[at]))
         now = commits(self.rule, self.value, confidence, entropy, out.masked)
         return [tuple(state) for state in torch.where(now, tokens, out.states).tolist()]
 
@@ -170,17 +258,38 @@ class Decoder:
 
 @dataclass
 class Pass:
-    """One target pass over U units: `states` int64 [U, L]; `masked` bool [U, L]; `probs` [M, V], the conditionals
-    p_s(v) at the M masked positions, unit by unit; `record`, per layer (K, V) of all units."""
+    """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `masked` bool [U, L];
+    `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to logits of
+    `size` ids; `record`, per layer (K, V) of all units. Logits are made as they are read, never all of them at once.
+    """
 
     states: torch.Tensor
+    blocks: torch.Tensor
     masked: torch.Tensor
-    probs: torch.Tensor
+    hidden: torch.Tensor
+    head: Callable
+    size: int
     record: list
 
+    def chunks(self):
+        """Slices of the M masked positions whose logits may exist at once."""
+        rows = max(1, CHUNK // self.size)
+        return [slice(start, start + rows) for start in range(0, len(self.hidden), rows)]
+
+    def logits(self, rows):
+        """Logits [m, V] of a slice of the M masked positions; −inf for ids that must never be committed."""
+        logits = self.head(self.hidden[rows])
+        if logits.isnan().any():
+            raise FloatingPointError(
+                "the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32"
+            )
+        return logits
+
     def unit(self, u):
-        """The conditionals [k, V] of unit u's k masked positions."""
-        return self.probs.split(self.masked.sum(1).tolist())[u]
+        """The logits [k, V] of unit u's k masked positions."""
+        count = self.masked.sum(1).tolist()
+        start = sum(count[:u])
+        return self.logits(slice(start, start + count[u]))
 
 
 class Target:
@@ -198,8 +307,7 @@ class Target:
         `prefix`.
 
         parents: {unit: unit it also sees}, for a next block appended to a finished one. Logits are computed at masked
-        positions only; ids that must never be committed ([MASK], untrained rows) get probability 0. Returns a Pass.
-        With a prefix of batch size B, `states` holds B·U tuples, row by row.
+        positions only. Returns a Pass. With a prefix of batch size B, `states` holds B·U tuples, row by row.
         """
         U, L = len(blocks), self.block_size
         states = torch.tensor(states, device=self.device)
@@ -216,16 +324,18 @@ class Target:
             input_ids=states.view(-1, U * L), position_ids=positions, units=units, use_cache=False
         ).last_hidden_state
         masked = states == self.mask_id
-        logits = self.model.lm_head(hidden.view(-1, L, hidden.shape[-1])[masked])
+        blocks = torch.tensor(blocks, device=self.device).repeat(len(states) // U)
+        hidden = hidden.view(-1, L, hidden.shape[-1])[masked]
+        return Pass(states, blocks, masked, hidden, self.logits, self.model.config.vocab_size, units.record)
+
+    @torch.inference_mode()
+    def logits(self, hidden):
+        """Logits [m, V] of hidden states [m, h], in float32 or float64; −inf for [MASK] and untrained ids."""
+        logits = self.model.lm_head(hidden)
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits[:, self.mask_id] = -torch.inf
         logits[:, self.n_ids :] = -torch.inf
-        probs = logits.softmax(-1)
-        if probs.isnan().any():
-            raise FloatingPointError(
-                "the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32"
-            )
-        return Pass(states, masked, probs, units.record)
+        return logits
 
     @torch.inference_mode()
     def prefill(self, ids):
@@ -346,8 +456,8 @@ def generate(target, decoder, prompt, fused=True, watch=None):
     """The draft-free loop: the definition of what the target writes. prompt int64 [P]; returns a Generation.
 
     fused: a finished block and the next, all masked, share one pass, so that no pass is spent on the cache alone (the
-    strongest baseline); False: the published loop, one storing pass a block. watch(canvas, state, its conditionals,
-    next state) is told of every step.
+    strongest baseline); False: the published loop, one storing pass a block. watch(canvas, state, next state, pass, its
+    unit of the state) is told of every step.
     """
     canvas = Canvas(target, decoder, prompt)
     while not canvas.is_final(canvas.state):
@@ -363,7 +473,7 @@ def generate(target, decoder, prompt, fused=True, watch=None):
         if complete:
             canvas.advance(state, out, 0)
         if watch:
-            watch(canvas, units[-1], out.unit(-1), following)
+            watch(canvas, units[-1], following, out, len(units) - 1)
         canvas.state = following
     canvas.passes["kv_commit"] += not fused  # the published loop stores the last block too
     return Generation(canvas.answer(), canvas.written(), canvas.passes)

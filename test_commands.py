@@ -224,7 +224,7 @@ def test_a_mismatch_exits_1_and_names_it(tmp_path, capsys, monkeypatch):
     def gullible(states, following):
         return [0, len(states) - 1] if len(states) > 1 else [0]
 
-    monkeypatch.setattr(bench, "speculate", lambda *args: verify.speculate(*args, match=gullible))
+    monkeypatch.setattr(bench, "speculate", lambda *args, **kwargs: verify.speculate(*args, **kwargs, match=gullible))
     code, out = run(["bench.py", "--num-samples", "1", "--task", "code", "--out", str(tmp_path / "run.json")], capsys)
     assert code == 1 and re.search(r"MISMATCH \S+ D=\d code prompt 0: new token \d+, margin 0\.", out)
 

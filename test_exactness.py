@@ -108,14 +108,14 @@ def small_drafter(block_size, seed=0):
 def some_stale(target, k=5):
     """Real stale conditionals with k masked positions."""
     state = tuple(range(target.block_size - k)) + (MASK,) * k
-    return drafting.Stale(dlm.Decoder(), state, MASK, target.forward([state], [0], None, {}).probs)
+    return drafting.Stale(dlm.Decoder(), state, MASK, 0, target.forward([state], [0], None, {}).unit(0))
 
 
 def with_truth(target, decoder, prompt):
     """The draft-free Generation, and what the oracles read: {block: its true states in order}."""
     truth = {}
 
-    def watch(canvas, state, probs, following):
+    def watch(canvas, state, following, *_):
         truth.setdefault(canvas.block, [state]).append(following)
 
     return dlm.generate(target, decoder, prompt, watch=watch), truth
@@ -184,7 +184,7 @@ def test_every_draft_writes_the_draft_free_text(block_size, rule, precision):
     decoder = dlm.Decoder(rule, VALUES[rule], precision, gen_len=36 if block_size == 32 else 20)
     decodes, accepted, crossed, i = 0, 0, [], seed
 
-    def watch(canvas, tree, path, following):
+    def watch(canvas, tree, path, *_):
         crossed.append(len(path) > 1 and canvas.is_complete(tree.states[path[-1]]))
 
     while decodes < PER_POINT:
@@ -217,7 +217,7 @@ def test_the_shipped_target_writes_the_same_text_with_the_shipped_drafters(task,
             target,
             decoder,
             prompt,
-            watch=lambda canvas, state, probs, after: truth.setdefault(canvas.block, [state]).append(after),
+            watch=lambda canvas, state, after, *_: truth.setdefault(canvas.block, [state]).append(after),
         )
         drafts = methods(budget, drafter, truth, rule) | {"graph": partial(ddtree.graph, budget=budget, sets=sets)}
         for name, draft in drafts.items():
@@ -391,12 +391,13 @@ def test_commit_order_by_hand():
 @pytest.mark.parametrize("precision, first", [("bfloat16", 0), ("float32", 1)])
 def test_precision_decides_the_order(precision, first):
     """bfloat16 steps are 1/256 below 1: .9985 and .9999 become 1, the lowest goes first; float32 tells them apart."""
-    probs = torch.tensor([[0.9985, 0.0015], [0.0001, 0.9999]])
-    out = dlm.Pass(torch.tensor([[MASK, MASK]]), torch.tensor([[True, True]]), probs, [])
+    logits = torch.tensor([[0.9985, 0.0015], [0.0001, 0.9999]]).log()
+    masked = torch.tensor([[True, True]])
+    out = dlm.Pass(torch.where(masked, MASK, 0), torch.tensor([0]), masked, logits, lambda rows: rows, 2, [])
     right = (0, MASK) if first == 0 else (MASK, 1)
     assert dlm.Decoder(precision=precision).transition(out) == [right]
-    stale = drafting.Stale(dlm.Decoder(precision=precision), (MASK, MASK), MASK, probs)
-    assert stale.ranking[0] == first  # the drafter breaks ties alike
+    stale = drafting.Stale(dlm.Decoder(precision=precision), (MASK, MASK), MASK, 0, logits)
+    assert stale.at(0).ranking[0] == first  # the drafter breaks ties alike
 
 
 # ----------------------------------------------------------------------------------- 4. ids that are never written
@@ -415,7 +416,7 @@ def test_mask_and_untrained_ids_are_never_written(rule):
     target = dlm.Target(model, range(35), 8, 30, [])  # of a tokenizer only the length is read: 35 ids
     prompt = random_prompt(13) % 30
     decoder = dlm.Decoder(rule, VALUES[rule], gen_len=24)
-    probs = target.forward([(30,) * 8], [0], None, {}).probs
+    probs = target.forward([(30,) * 8], [0], None, {}).unit(0).softmax(-1)
     assert probs[:, [30, 35, 36, 37, 38, 39]].eq(0).all() and torch.allclose(probs.sum(1), torch.ones_like(probs[:, 0]))
     truth = dlm.generate(target, decoder, prompt)
     assert all(t < 35 and t != 30 for t in truth.written)
@@ -458,11 +459,12 @@ def test_a_cached_pass_equals_full_recomputation(blocks, attention, tolerance):
     out = target.forward([root, full, other, blank], [blocks] * 3 + [blocks + 1], target.prefill(done), {3: 1})
     for u, row in enumerate([root, full, other, full + blank]):
         right = dense_conditionals(done + list(row), L, attention, 6)
-        assert out.unit(u).shape == right.shape and torch.allclose(out.unit(u), right, rtol=0, atol=tolerance)
+        probs = out.unit(u).softmax(-1)
+        assert probs.shape == right.shape and torch.allclose(probs, right, rtol=0, atol=tolerance)
     prefix = target.extend(target.prefill(done), out, 1)  # the finished node's K and V, stored
     after = target.forward([root], [blocks + 1], prefix, {})
     right = dense_conditionals(done + list(full + root), L, attention, 6)
-    assert torch.allclose(after.probs, right, rtol=0, atol=tolerance)
+    assert torch.allclose(after.unit(0).softmax(-1), right, rtol=0, atol=tolerance)
 
 
 def test_extending_the_cache_equals_prefilling_it():
@@ -487,7 +489,7 @@ def test_rows_of_a_batch_equal_single_rows():
     together = target.forward([state for pair in states for state in pair], [2, 3], batch, {1: 0})
     for row in range(3):
         alone = target.forward(list(states[row]), [2, 3], prefixes[row], {1: 0})
-        assert torch.allclose(together.unit(2 * row + 1), alone.unit(1), rtol=0, atol=1e-12)
+        assert torch.allclose(together.unit(2 * row + 1).softmax(-1), alone.unit(1).softmax(-1), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("blocks", (0, 2))
@@ -499,7 +501,7 @@ def test_copies_in_one_pass_equal_one_at_a_time(blocks):
     together = target.forward(states, [blocks] * 21, prefix, {})
     for u, state in enumerate(states):
         alone = target.forward([state], [blocks], prefix, {})
-        assert torch.allclose(together.unit(u), alone.probs, rtol=0, atol=1e-12)
+        assert torch.allclose(together.unit(u).softmax(-1), alone.unit(0).softmax(-1), rtol=0, atol=1e-12)
 
 
 # ----------------------------------------------------------------------------------------------- 6. the golden SDAR
@@ -521,7 +523,7 @@ def test_golden_logits():
     ).last_hidden_state
     assert torch.allclose(target.model.lm_head(hidden), expected["logits"], rtol=0, atol=1e-4)
     ids = expected["ids"][0].tolist()
-    probs = target.forward([tuple(ids[16:])], [2], target.prefill(ids[:16]), {}).probs
+    probs = target.forward([tuple(ids[16:])], [2], target.prefill(ids[:16]), {}).unit(0).softmax(-1)
     right = expected["logits"][0].index_fill(1, torch.tensor([target.mask_id]), -torch.inf).softmax(-1)
     right = right[expected["ids"][0] == target.mask_id]
     assert torch.allclose(probs, right, rtol=0, atol=1e-5)
@@ -548,7 +550,7 @@ def drafting_round(seed, k=6, L=8, vocab=12, stops=()):
     rng = np.random.default_rng(seed)
     positions = sorted(rng.choice(L, k, replace=False).tolist())
     before = tuple(MASK if s in positions else int(rng.integers(vocab)) for s in range(L))
-    stale = drafting.Stale(dlm.Decoder(), before, MASK, torch.tensor(rng.dirichlet(np.full(vocab, 0.2), k)))
+    stale = drafting.Stale(dlm.Decoder(), before, MASK, 0, torch.tensor(rng.dirichlet(np.full(vocab, 0.2), k)).log())
     canvas = SimpleNamespace(
         state=ddtree.commit(before, positions[0], 1),
         target=SimpleNamespace(mask_id=MASK),
@@ -582,7 +584,7 @@ def heap_tree(stale, canvas, order, budget, floor=0.0):
         if canvas.is_complete(state):
             continue
         q = order(np.array([[state[s] != MASK for s in stale.positions]]))[0]
-        for s, q_s, p in zip(stale.positions, q, stale.probs.float()):
+        for s, q_s, p in zip(stale.positions, q, stale.logits.softmax(-1).float()):
             for v in p.argsort(descending=True)[: 2 if p.max() < ddtree.HEDGE else 1].tolist():
                 child = state[:s] + (v,) + state[s + 1 :]
                 m = -mass * float(q_s) * float(p[v])
@@ -595,7 +597,7 @@ def heap_tree(stale, canvas, order, budget, floor=0.0):
 def test_level_wise_tree_is_the_heap_tree(seed):
     """Same states and masses at every budget: with token hedge, merged states, full blocks, and no final states."""
     stale, canvas = drafting_round(seed, k=4 if seed % 2 else 7, stops=(3, 4))
-    assert (stale.probs.amax(1) < ddtree.HEDGE).any()
+    assert (stale.logits.softmax(-1).amax(1) < ddtree.HEDGE).any()
     for budget in range(1, 21):
         for floor in (0.0, 0.01, 0.1):
             tree = ddtree.grow(stale, canvas, hashed_order(seed), budget, floor)
@@ -682,7 +684,7 @@ def test_chain_and_graph_by_hand():
         probs, [[5, 2], [3, 4], [6, 7], [8, 9]], [[0.9, 0.1], [0.5, 0.4], [0.7, 0.2], [0.6, 0.3]]
     ):
         row[tokens] = torch.tensor(values)
-    stale = drafting.Stale(dlm.Decoder(), (MASK,) * 4, MASK, probs)
+    stale = drafting.Stale(dlm.Decoder(), (MASK,) * 4, MASK, 0, probs.log())
     tree = ddtree.chain(stale, canvas, 2)  # position 0 is decided by now
     assert tree.states == [state, (5, MASK, 6, MASK), (5, MASK, 6, 8)] and tree.parents == [-1, 0, 1]
     sets = [((0, 0),), ((1, 1),), ((0, 0), (1, 1)), ((0, 0), (9, 0)), ((2, 0),)]  # rank 9 does not exist
@@ -741,10 +743,12 @@ def test_order_is_a_distribution_over_undecided_positions():
 def test_stale_features_by_hand():
     """The 8 statistics: p1, p1 − p2, entropy, tail mass, rank / L, offset / L, distance / L, share still masked."""
     probs = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.75, 0.25, 0.0]], dtype=torch.float64)
-    stale = drafting.Stale(dlm.Decoder(), (MASK, 7, MASK, 7), MASK, probs)
-    assert stale.features.shape == (2, 72) and stale.positions == [0, 2] and stale.ranking == [1, 0]
-    assert stale.best[1][:, 0].tolist() == [0, 1] and stale.best[0][0, :4].tolist() == [0.5, 0.25, 0.25, 0.0]
-    assert all(part.shape == (2, 32) for part in stale.best)
+    stale = drafting.Stale(dlm.Decoder(), (MASK, 7, MASK, 7), MASK, 0, probs.log())
+    assert stale.features.shape == (2, 72) and stale.positions == [0, 2]
+    seen = stale.at(2)
+    assert seen.ranking == [1, 0] and seen.confidence.tolist() == [0.5, 0.75]
+    assert [tokens[0] for tokens in seen.tokens] == [0, 1] and seen.values[0, :4].tolist() == [0.5, 0.25, 0.25, 0.0]
+    assert seen.values.shape == (2, 32) and all(len(tokens) == 32 for tokens in seen.tokens)
     entropy = [-0.5 * np.log(0.5) - 0.5 * np.log(0.25), -0.75 * np.log(0.75) - 0.25 * np.log(0.25)]
     right = torch.tensor(
         [

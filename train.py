@@ -20,6 +20,7 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -250,12 +251,14 @@ def train_target(folder, steps, seed, tokens_per_batch=6144, save_every=250):
 
 # ---------------------------------------------------------------------------------------- draft-free trajectories
 
-FIELDS = ("count", "block", "position", "when", "rank", "token_rank", "features")
+DEEPEST, DEPTHS = 16, 4  # path depths that are trained on, and how many of them a pass is recorded at
+FIELDS = ("count", "block", "depth", "position", "when", "rank", "token_rank", "features", "noised")
+REAL = ("features", "noised")
 
 
 def lockstep(target, decoder, prompts, watch):
     """Draft-free decoding of equally long prompts, int64 [B, P], in one batch: with one commit a pass they finish their
-    blocks together. watch(i, canvas, state, conditionals, next state) is told of every step of prompt i."""
+    blocks together. watch(i, canvas, state, next state, pass, unit) is told of every step of prompt i."""
     canvases = {i: dlm.Canvas(target, decoder, prompt) for i, prompt in enumerate(prompts)}
     prefix = canvases[0].prefix and [
         tuple(torch.cat(parts) for parts in zip(*layer)) for layer in zip(*(c.prefix for c in canvases.values()))
@@ -272,7 +275,7 @@ def lockstep(target, decoder, prompts, watch):
             if complete:
                 c.done, c.state = c.done + list(c.state), c.blank
             u = row * (1 + complete) + complete
-            watch(i, c, c.state, out.unit(u), following[u])
+            watch(i, c, c.state, following[u], out, u)
             c.state = following[u]
         alive = [row for row, c in enumerate(canvases.values()) if not c.is_final(c.state)]
         if len(alive) < len(canvases):
@@ -291,7 +294,7 @@ def accuracy(model, n, gen_len, seed):
         for problems in same.values():
             last = {}
 
-            def watch(i, canvas, state, probs, following):
+            def watch(i, canvas, state, following, *_):
                 last[i] = canvas, following
 
             lockstep(target, decoder, [target.encode(problem.prompt) for problem in problems], watch)
@@ -304,36 +307,37 @@ def accuracy(model, n, gen_len, seed):
 
 class Recorder:
     """Turns watched steps into training records: for every draft-free pass, the stale features of its masked
-    positions and, once the block is finished, `when` each of them commits (0 = in this very pass) and the committed
-    token's rank under them."""
+    positions and, once the block is finished, `when` each of them commits (0 = in this very pass), the committed
+    token's rank under them, and the statistics of the noised conditionals at DEPTHS random depths."""
 
     def __init__(self, decoder):
         self.decoder, self.open, self.records = decoder, {}, []
+        self.generator = torch.Generator().manual_seed(decoder.seed)
 
-    def __call__(self, i, canvas, state, probs, following):
+    def __call__(self, i, canvas, state, following, out, unit):
         passes, step = self.open.setdefault(i, ([], {}))
         step.update({s: len(passes) for s, (before, after) in enumerate(zip(state, following)) if before != after})
-        passes.append(
-            (canvas.block - canvas.prompt // len(state), Stale(self.decoder, state, canvas.target.mask_id, probs.cpu()))
-        )
+        stale = Stale(self.decoder, state, canvas.target.mask_id, canvas.block, out.unit(unit).cpu())
+        passes.append((canvas.block - canvas.prompt // len(state), stale))
         if canvas.is_complete(following):
             self.records += [self.record(n, block, stale, step, following) for n, (block, stale) in enumerate(passes)]
             del self.open[i]
 
     def record(self, n, block, stale, step, final):
         k = len(stale.positions)
-        rank = torch.empty(k, dtype=torch.int64)
-        rank[stale.ranking] = torch.arange(k)
-        hit = stale.best[1] == torch.tensor([final[s] for s in stale.positions])[:, None]
-        token_rank = torch.where(hit.any(1), hit.int().argmax(1), 255)
+        seen = stale.at(len(final) - k)
+        hit = torch.tensor(seen.tokens) == torch.tensor([final[s] for s in stale.positions])[:, None]
+        depth = torch.randint(1, max(2, min(k, DEEPEST + 1)), (DEPTHS,), generator=self.generator)
         return {
             "count": torch.tensor([k]),
             "block": torch.tensor([block]),
+            "depth": depth[None],
             "position": torch.tensor(stale.positions),
-            "rank": rank,
+            "rank": torch.tensor(seen.ranking).argsort(),
             "when": torch.tensor([step[s] - n for s in stale.positions]),
-            "token_rank": token_rank,
+            "token_rank": torch.where(hit.any(1), hit.int().argmax(1), 255),
             "features": stale.features,
+            "noised": torch.stack([stale.noised(len(final) - k + d) for d in depth.tolist()], 1),
         }
 
 
@@ -349,26 +353,32 @@ def collect(target, decoder, prompts, batch=16):
     """Records of draft-free trajectories over `prompts` (list of int64 [P]), in batches of equally long ones, joined
     into tensors.
 
-    count, block (index counted from the answer's first) [S] for S passes; position, when, rank (by stale confidence),
-    token_rank (255 = not among the 32) uint8 [Σk] and features float16 [Σk, 72] for their masked positions.
+    For S passes: count, block (index counted from the answer's first) [S], depth [S, 4] (random path depths). For their
+    Σk masked positions: position, when, rank (by stale confidence), token_rank (255 = not among the 32) uint8 [Σk],
+    features float16 [Σk, 72] and noised float16 [Σk, 4, 4], the statistics at those depths.
     """
     recorder = Recorder(decoder)
     for together in equally_long(prompts, batch):
         lockstep(target, decoder, together, recorder)
     joined = {name: torch.cat([record[name] for record in recorder.records]) for name in FIELDS}
-    return {name: value.half() if name == "features" else value.to(torch.uint8) for name, value in joined.items()}
+    return {name: value.half() if name in REAL else value.to(torch.uint8) for name, value in joined.items()}
 
 
-def collect_shards(model, folder, n, per_shard, gen_len, seed):
-    """Write trajectories of `n` training prompts of every task as safetensors shards; shards that exist are kept."""
-    target, decoder = dlm.load(model), dlm.Decoder(gen_len=gen_len)
+def collect_shards(model, folder, n, per_shard, gen_len, seed, temperatures=(0.0,), confidence="sampled"):
+    """Write trajectories of `n` training prompts of every task as safetensors shards; shards that exist are kept.
+
+    Temperatures take turns from shard to shard, each with noise of its own.
+    """
+    target = dlm.load(model)
+    decoders = [dlm.Decoder(gen_len=gen_len, temperature=t, confidence=confidence) for t in temperatures]
     drawn = [tasks.problems(task, "train", math.ceil(n * share), seed) for task, share in MIX.items()]
     prompts = [target.encode(p.prompt) for problems in drawn for p in problems]
     batches = equally_long(prompts, 16)
     batches = [batches[i] for i in np.random.default_rng(seed).permutation(len(batches))]
     os.makedirs(folder, exist_ok=True)
     note = os.path.join(folder, "about.json")
-    about = json.dumps({"model": model, "prompts": n, "per_shard": per_shard, "gen_len": gen_len, "seed": seed})
+    about = {"model": model, "prompts": n, "per_shard": per_shard, "gen_len": gen_len, "seed": seed}
+    about = json.dumps(about | {"temperatures": list(temperatures), "confidence": confidence})
     if glob.glob(os.path.join(folder, "*.safetensors")) and not (os.path.exists(note) and open(note).read() == about):
         raise ValueError(
             f"{folder} holds trajectories collected otherwise: choose another --out, or give the same options"
@@ -379,6 +389,7 @@ def collect_shards(model, folder, n, per_shard, gen_len, seed):
     for i, start in enumerate(range(0, len(batches), per_shard)):
         path = os.path.join(folder, f"{i:04d}.safetensors")
         if not is_whole(path):
+            decoder = replace(decoders[i % len(decoders)], seed=seed + i)
             save_file(collect(target, decoder, sum(batches[start : start + per_shard], [])), path + ".part")
             os.replace(path + ".part", path)
         print(
@@ -407,7 +418,7 @@ def is_whole(path):
 def join(shards):
     """Several `collect`ed records as one, integers widened, with `start`, the first row of every pass."""
     data = {name: torch.cat([shard[name] for shard in shards]) for name in FIELDS}
-    data = {name: value if name == "features" else value.long() for name, value in data.items()}
+    data = {name: value if name in REAL else value.long() for name, value in data.items()}
     data["start"] = data["count"].cumsum(0) - data["count"]
     return data
 
@@ -415,10 +426,10 @@ def join(shards):
 # --------------------------------------------------------------------------------------------- the order drafter
 
 
-def order_batch(data, states, depth):
+def order_batch(data, states, depth, noised=None):
     """Training examples: for passes `states` [N] with equally many (k) masked positions and path depths `depth` [N],
-    the stale features [N, k, 72], positions [N, k], decided [N, k] (the first `depth` real commits) and the label
-    [N]."""
+    the stale features [N, k, 72], positions [N, k], decided [N, k] (the first `depth` real commits), the label [N] and,
+    where `noised` [N] says which of the recorded depths `depth` is, the noised statistics [N, k, 4]."""
     rows = data["start"][states][:, None] + torch.arange(int(data["count"][states[0]]))
     when = data["when"][rows]
     return (
@@ -426,10 +437,11 @@ def order_batch(data, states, depth):
         data["position"][rows],
         when < depth[:, None],
         (when == depth[:, None]).int().argmax(1),
+        None if noised is None else data["noised"][rows, noised[:, None]].float(),
     )
 
 
-def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_every=500, **shape):
+def train_order(data, held, folder, steps, seed, rows=4096, save_every=500, **shape):
     """Cross-entropy of q(s|y) on the next real commit, for random passes and path depths (section 3); resumable.
 
     Prints held-out accuracy as it goes and writes the drafter to `folder` at every save.
@@ -452,10 +464,13 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
             k = i + 2
             group, n = groups[k], rows // k // 2
             chosen = group[torch.randint(len(group), (n,), generator=generator)]
-            depth = torch.randint(1, min(k, deepest + 1), (n,), generator=generator)
-            features, position, decided, label = order_batch(data, chosen, depth)
+            depth, which = torch.randint(1, min(k, DEEPEST + 1), (n,), generator=generator), None
+            if drafter.shape["noised"]:  # only at the depths that the noise was recorded for
+                which = torch.randint(DEPTHS, (n,), generator=generator)
+                depth = data["depth"][chosen, which]
+            features, position, decided, label, noised = order_batch(data, chosen, depth, which)
             with torch.autocast("cpu", torch.bfloat16):
-                logits = drafter(drafter.project(features, position), decided)
+                logits = drafter(drafter.project(features, position), decided, noised)
             (functional.cross_entropy(logits.float(), label) / 2).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -474,26 +489,31 @@ def train_order(data, held, folder, steps, seed, rows=4096, deepest=16, save_eve
 
 @torch.inference_mode()
 def order_accuracy(drafter, data, deepest=12, per_depth=1500):
-    """Held-out next-position accuracy over path depths 1…12, beside both stale-confidence orders with the decoder's
+    """Held-out next-position accuracy over path depths 1…12, beside the stale-confidence orders with the decoder's
     rounding and ties.
 
     drafter / drafter_top3: the trained model; stale_left: the most confident stale position that the true path has
-    left; stale_rank: the position at stale rank d is the d-th next commit (needs no path).
+    left; noised_left: the same by noised confidence; stale_rank: the position at stale rank d is the d-th next commit
+    (needs no path).
     """
-    hits = {"drafter": 0, "drafter_top3": 0, "stale_left": 0, "stale_rank": 0}
+    hits = {"drafter": 0, "drafter_top3": 0, "stale_left": 0, "noised_left": 0, "stale_rank": 0}
     total, generator = 0, torch.Generator().manual_seed(0)
     for depth in range(1, deepest + 1):
         for k in range(depth + 1, drafter.shape["block_size"] + 1):
-            states = (data["count"] == k).nonzero()[:, 0]
+            states = ((data["count"] == k) & (data["depth"] == depth).any(1)).nonzero()[:, 0]
             states = states[torch.randperm(len(states), generator=generator)[: per_depth // 20]]
             if len(states) == 0:
                 continue
-            features, position, decided, label = order_batch(data, states, torch.full((len(states),), depth))
-            logits = drafter(drafter.project(features, position), decided)
+            which = (data["depth"][states] == depth).int().argmax(1)
+            features, position, decided, label, noised = order_batch(
+                data, states, torch.full((len(states),), depth), which
+            )
+            logits = drafter(drafter.project(features, position), decided, noised)
             rank = data["rank"][data["start"][states][:, None] + torch.arange(k)]
             hits["drafter"] += (logits.argmax(1) == label).sum().item()
             hits["drafter_top3"] += (logits.topk(min(3, k), 1).indices == label[:, None]).any(1).sum().item()
             hits["stale_left"] += (rank.masked_fill(decided, 255).argmin(1) == label).sum().item()
+            hits["noised_left"] += (noised[..., 3].masked_fill(decided, torch.inf).argmin(1) == label).sum().item()
             hits["stale_rank"] += (rank.gather(1, label[:, None])[:, 0] == depth).sum().item()
             total += len(states)
     return {name: round(count / total, 4) for name, count in hits.items()}
@@ -552,18 +572,21 @@ def shards_of(folder):
     return paths
 
 
-def split(folder):
-    """(training records, held-out records) of a trajectory folder: its last tenth of shards is held out."""
-    paths = shards_of(folder)
-    held = max(1, len(paths) // 10)
-    return tuple(join([read_shard(path) for path in part]) for part in (paths[:-held], paths[-held:]))
+def split(*folders):
+    """(training records, held-out records) of trajectory folders: of each the last tenth of shards is held out."""
+    parts = ([], [])
+    for paths in map(shards_of, folders):
+        held = max(1, len(paths) // 10)
+        parts[0].extend(paths[:-held])
+        parts[1].extend(paths[-held:])
+    return tuple(join([read_shard(path) for path in part]) for part in parts)
 
 
 def run_order(args):
     """Train the order drafter and print its held-out accuracy beside the stale orders'."""
     if args.width % 16:
         raise ValueError(f"--width is {args.width}: give a multiple of 16, the width of an attention head")
-    data, test = split(args.data)
+    data, test = split(*args.data)
     print(f"{len(data['count'])} training passes, {len(test['count'])} held-out ones", flush=True)
     drafter = train_order(
         data,
@@ -575,6 +598,7 @@ def run_order(args):
         width=args.width,
         heads=args.width // 16,
         hidden=4 * args.width,
+        noised=args.noised,
     )
     for name, value in order_accuracy(drafter.eval(), test).items():
         print(f"{name:>13} {value:.3f}")
@@ -604,16 +628,21 @@ def parse(argv=None):
     collection.add_argument("--num-prompts", type=positive, default=3000)
     collection.add_argument("--shard", type=positive, default=10, help="batches of up to 16 prompts per file")
     collection.add_argument("--gen-len", type=positive, default=160)
+    collection.add_argument(
+        "--temperature", nargs="+", type=float, default=[0.0], help="several take turns from shard to shard"
+    )
+    collection.add_argument("--confidence", default="sampled", choices=dlm.CONFIDENCES, help="at T > 0")
     check = commands.add_parser("accuracy", help="exact decoding's accuracy on held-out prompts")
     check.add_argument("--model", default="embedded")
     check.add_argument("--num-samples", type=positive, default=200, help="prompts per task")
     check.add_argument("--gen-len", type=positive, default=160)
     order = commands.add_parser("order", help="train the order drafter on trajectories")
-    order.add_argument("--data", default="runs/trajectories")
+    order.add_argument("--data", nargs="+", default=["runs/trajectories"], help="one folder of trajectories or several")
     order.add_argument("--out", default="runs/order")
     order.add_argument("--steps", type=positive, default=5000)
     order.add_argument("--layers", type=positive, default=3)
     order.add_argument("--width", type=positive, default=128)
+    order.add_argument("--noised", action="store_true", help="also read statistics of the noised conditionals")
     graph = commands.add_parser("graph", help="calibrate the draft graph (Spiffy) on trajectories")
     graph.add_argument("--data", default="runs/trajectories")
     graph.add_argument("--out", default="runs/graph.json")
@@ -646,7 +675,9 @@ def main(argv=None):
         if args.command == "target":
             train_target(args.out, args.steps, args.seed)
         elif args.command == "collect":
-            collect_shards(args.model, args.out, args.num_prompts, args.shard, args.gen_len, args.seed)
+            collect_shards(
+                args.model, args.out, args.num_prompts, args.shard, args.gen_len, args.seed, args.temperature
+            )
         elif args.command == "accuracy":
             accuracy(args.model, args.num_samples, args.gen_len, args.seed)
         elif args.command == "order":
