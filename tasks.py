@@ -10,7 +10,7 @@
 Every embedded problem has a content (the operands and operations, without names and phrasing). A hash of the content
 decides whether the problem belongs to `train` or `test`, so no test content is ever trained on. Sentences have a usual
 form, used with probability .7, and others: a rigid template would make the commit order dull. The benchmarks are
-evaluated only ('test'), zero-shot, with the prompts of OpenCompass; rows come from a local file or are downloaded.
+evaluated only ('test'), zero-shot; their rows come from a local file or are downloaded.
 
 Programs written for `code` run only if their syntax tree stays inside a small whitelist (no import, no attribute but
 `append`, no name from outside), and then in a child process with limits on time, memory and output. Programs written
@@ -287,8 +287,8 @@ GENERATORS = {"arithmetic": arithmetic, "code": code, "drill": drill}
 
 # ---------------------------------------------------------------------------------------------- benchmarks
 
-# Where the authors publish the rows as text. The hub's own copies of the other three are parquet files, which would
-# need another package.
+# Where the rows are published as text. The hub's copies of all but MATH-500 are parquet files, which would need another
+# package, so those three come from their authors' repositories.
 SOURCES = {
     "gsm8k": "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl",
     "math500": "https://huggingface.co/datasets/HuggingFaceH4/MATH-500/resolve/main/test.jsonl",

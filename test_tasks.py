@@ -16,6 +16,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 from fractions import Fraction
@@ -25,7 +26,10 @@ import pytest
 import tasks
 
 GSM8K = [
-    {"question": f"Ann has {n} pens and buys {n}. How many?", "answer": f"{n} + {n} = <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}"}
+    {
+        "question": f"Ann has {n} pens, then twice as many. How many?",
+        "answer": f"2*{n} = <<2*{n}={2 * n}>>{2 * n}\n#### {2 * n}",
+    }
     for n in (1, 2, 600, 4)
 ]
 MATH500 = [
@@ -82,7 +86,8 @@ HOSTILE = {
     "exit when called": "import os\ndef f(x):\n    os._exit(0)\n",
     "BaseException": "raise BaseException\n" + SQUARE,
     "printed pass": "print('passed')\ndef f(x):\n    return 0\n",
-    "pass to every pipe": "import os\nfor fd in range(64):\n    try: os.write(fd, b'passed')\n    except OSError: pass\n",
+    "pass to every pipe": "import os\nfor fd in range(64):\n    try: os.write(fd, b'passed')\n"
+    "    except OSError: pass\n",
     "pass by /proc": "import os\nfor pid in os.listdir('/proc'):\n    for fd in range(9):\n"
     "        try: os.write(os.open(f'/proc/{pid}/fd/{fd}', 1), b'passed')\n        except OSError: pass\n",
     "closed pipes": "import os\nos.closerange(0, 64)\n" + SQUARE,
@@ -93,9 +98,11 @@ HOSTILE = {
     "asserts that hold": "import builtins\nbuiltins.AssertionError = int\nbuiltins.__import__ = print\n"
     "__debug__ and setattr(builtins, 'abs', lambda x: 0)\ndef f(x):\n    return 0\n",
     "equal to everything": "class A:\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n",
-    "an int equal to everything": "class A(int):\n    def __eq__(self, other): return True\ndef f(x):\n    return A()\n",
+    "an int equal to everything": "class A(int):\n    def __eq__(self, other): return True\n"
+    "def f(x):\n    return A()\n",
     "frames": "import sys\nframe = sys._getframe()\nwhile frame:\n    for v in list(frame.f_locals.values()):\n"
-    "        if hasattr(v, 'write'): v.write(b'passed'); v.flush()\n    frame = frame.f_back\ndef f(x):\n    return 0\n",
+    "        if hasattr(v, 'write'): v.write(b'passed'); v.flush()\n    frame = frame.f_back\n"
+    "def f(x):\n    return 0\n",
     "garbage answers": "import os\nfor fd in range(64):\n    try: os.write(fd, bytes(range(256)) * 99)\n"
     "    except OSError: pass\n",
     "endless answer": "def f(x):\n    return iter(int, 1)\n",
@@ -305,17 +312,17 @@ def test_reference_answers_of_benchmarks_score(task, n, tmp_path):
 
 
 def test_prompts_of_benchmarks(tmp_path):
-    """The prompts are those of the zero-shot OpenCompass configurations, letter by letter."""
-    prompts = {
-        task: tasks.problems(task, "test", 1 if task == "humaneval" else 2, data=written(tmp_path / task, rows))[0].prompt
-        for task, rows in ROWS.items()
-    }
+    """The zero-shot prompts, letter by letter."""
+    prompts = {}
+    for task, rows in ROWS.items():
+        n = 1 if task == "humaneval" else 2
+        prompts[task] = tasks.problems(task, "test", n, data=written(tmp_path / task, rows))[0].prompt
     ask = "\nPlease reason step by step, and put your final answer within \\boxed{}."
     assert prompts["math500"] == "What is $1/4+1/4$?" + ask
     assert prompts["gsm8k"] in [row["question"] + ask for row in GSM8K]
     assert prompts["humaneval"] == (
-        "Read the following function signature and docstring, and fully implement the function described. Your response "
-        "should only contain the code for this function.\n" + HUMANEVAL[0]["prompt"]
+        "Read the following function signature and docstring, and fully implement the function described. Your "
+        "response should only contain the code for this function.\n" + HUMANEVAL[0]["prompt"]
     )
     assert prompts["mbpp"] == (
         "You are an expert Python programmer, and here is your task:\nWrite a function to square a number.\nYour code "
@@ -628,7 +635,8 @@ def test_humaneval_answers(answer, right, tmp_path):
 @pytest.mark.parametrize(
     "value, check, right",
     [
-        ("[(1, {2: {3}}), None, 1.5, 'a', b'b', True, 1j, frozenset({4})]", "== [(1, {2: {3}}), None, 1.5, 'a', b'b', True, 1j, frozenset({4})]", True),
+        ("[(1, {2: {3}}), None, 1.5, 'a']", "== [(1, {2: {3}}), None, 1.5, 'a']", True),
+        ("{b'b': (True, 1j, frozenset({4}))}", "== {b'b': (True, 1j, frozenset({4}))}", True),
         ("__import__('collections').Counter('aab')", "== {'a': 2, 'b': 1}", True),
         ("[__import__('collections').namedtuple('P', 'x')(3)]", "== [(3,)]", True),
         ("(1, 2)", "== [1, 2]", False),
@@ -652,15 +660,15 @@ def test_iterators_cross_as_iterators():
 
 
 @pytest.fixture
-def victim(tmp_path):
+def victim():
     """A file in a folder, both open to everybody, and a listening port: what hostile programs reach for."""
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o777)
-    path = tmp_path / "victim"
-    path.write_text("kept")
-    path.chmod(0o666)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield path, {"{file}": str(path), "{pid}": str(os.getpid()), "{port}": str(server.getsockname()[1])}
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        path = os.path.join(folder, "victim")
+        with open(path, "w") as file:
+            file.write("kept")
+        os.chmod(path, 0o666)
+        os.chmod(folder, 0o777)
+        yield path, {"{file}": path, "{pid}": str(os.getpid()), "{port}": str(server.getsockname()[1])}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -674,7 +682,9 @@ def test_hostile_programs_fail(name, victim, monkeypatch):
     monkeypatch.setattr(tasks, "HARNESS", tasks.HARNESS + mark)
     begin = time.time()
     assert tasks.passes(TESTS, program, seconds=2) is False
-    assert time.time() - begin < 4 and path.read_text() == "kept" and os.listdir(path.parent) == ["victim"]
+    assert time.time() - begin < 4
+    with open(path) as file:
+        assert file.read() == "kept" and os.listdir(os.path.dirname(path)) == ["victim"]
     assert not running(mark) and tasks.passes(TESTS, SQUARE)
 
 
