@@ -27,6 +27,7 @@ import contextlib
 import functools
 import gzip
 import hashlib
+import http.client
 import importlib.util
 import json
 import marshal
@@ -331,7 +332,7 @@ def file_bytes(task, data):
                 return file.read()
         with urllib.request.urlopen(SOURCES[task], timeout=30) as reply:
             return reply.read()
-    except OSError as error:  # URLError is one too
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
         if data is not None:
             raise FileNotFoundError(f"the rows of {task} cannot be read from {data!r} ({reason})") from None
@@ -664,9 +665,9 @@ def passes(tests, program, seconds=10):
 
     It runs in a fresh Python without site packages, with an empty environment, in an empty folder. Limits that every
     Linux enforces: 1 GiB of address space, no byte written to any file, no further process or thread, no core file;
-    started by root it becomes a user id without an account. Where the kernel offers them: namespaces without a network
-    or other processes to see, and Landlock, under which no file is made, cut or removed. Behind these, for kernels
-    without them, an audit hook refuses sockets, signals, processes and changes of files from Python code.
+    started by root it becomes another user, an id that accounts do not have. Where the kernel offers them: namespaces
+    without a network or other processes to see, and Landlock, under which no file is made, cut or removed. Behind
+    these, for kernels without them, an audit hook refuses sockets, signals, processes and changes of files from Python.
 
     Not covered: files that everybody (for an ordinary user: this user) may read can be read, though nowhere be sent;
     on a kernel with neither namespaces nor Landlock an ordinary user's program that gets round the audit hook, which
@@ -762,19 +763,19 @@ def boxed(text):
 
 
 def plain_number(text):
-    """The only number in a text, as a Fraction, or None if it has none or several: units, $ and a full stop may stand
-    around it, commas inside it part thousands.
+    """The only number in a text (after its last `=`), as a Fraction, or None if there are none or several. Units, $
+    and a full stop may stand around it; commas inside it part thousands.
 
-    >>> plain_number("\\\\$1,250.50 per week.")
+    >>> plain_number("$1,250.50 per week.")
     Fraction(2501, 2)
     """
-    text = re.sub(r"\{,\}", ",", text.replace("\u2212", "-"))
+    text = re.sub(r"\{,\}", ",", text.replace("\u2212", "-")).rsplit("=", 1)[-1]
     text = re.sub(r"\\[!,;: ]", "", text).replace("\\$", "$")
     found = re.findall(NUMBER, text, re.ASCII)
-    digits = len(re.findall(r"\d[\d,.]*", text))
-    if len(found) != 1 or digits != 1 or len(found[0][1]) > 1000:
+    runs = [run.rstrip(".,") for run in re.findall(r"[\d.,]*\d[\d.,]*", text)]
+    if len(found) != 1 or runs != [found[0][1]] or len(runs[0]) > 1000:
         return None
-    return Fraction(found[0][1].replace(",", "")) * (-1 if found[0][0] else 1)
+    return Fraction(runs[0].replace(",", "")) * (-1 if found[0][0] else 1)
 
 
 def normal_form(formula):

@@ -8,8 +8,12 @@ Left out: math_verify, which is compared with only where it is installed, and ke
     python -m pytest test_tasks.py          # about half a minute
 """
 
+import ctypes
 import dataclasses
+import doctest
 import gzip
+import http.client
+import io
 import json
 import os
 import re
@@ -424,7 +428,13 @@ def test_missing_files_and_too_many_problems(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "failure", [urllib.error.URLError("no route"), TimeoutError("timed out"), ConnectionResetError(104, "reset")]
+    "failure",
+    [
+        urllib.error.URLError("no route"),
+        TimeoutError("timed out"),
+        ConnectionResetError(104, "reset"),
+        http.client.IncompleteRead(b""),
+    ],
 )
 def test_no_network_is_one_sentence(failure, monkeypatch):
     """Without a network the sentence names the address and --data as the way out."""
@@ -441,8 +451,6 @@ def test_no_network_is_one_sentence(failure, monkeypatch):
 
 def test_downloaded_rows_are_read(monkeypatch):
     """What the authors' address answers is read like a file."""
-    import io
-
     monkeypatch.setattr(tasks.urllib.request, "urlopen", lambda url, timeout: io.BytesIO(ROW))
     assert tasks.problems("gsm8k", "test", 1)[0].gold == 2
 
@@ -511,6 +519,9 @@ def test_last_boxed(text, content):
         ("\\text{18}", 18),
         ("18 \\text{ eggs per day}.", 18),
         ("x = 18", 18),
+        ("3 + 15 = 18", 18),
+        ("18 = 3 + 15", None),
+        ("3.14.15", None),
         ("18 or 19", None),
         ("10 - 5", None),
         ("5,6", None),
@@ -688,6 +699,21 @@ def test_hostile_programs_fail(name, victim, monkeypatch):
     assert not running(mark) and tasks.passes(TESTS, SQUARE)
 
 
+HARM = ["network", "writing", "emptying", "truncating", "removing", "replacing", "a file beside", "a folder beside"]
+
+
+@pytest.mark.skipif(
+    ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 4, reason="a kernel without Landlock for networks"
+)
+@pytest.mark.parametrize("name", HARM)
+def test_the_kernel_refuses_without_the_hook(name, victim, monkeypatch):
+    """The audit hook is only the second wall: without it the kernel still keeps files and network from a program."""
+    harness = tasks.HARNESS.replace("    sys.addaudithook(refuse)\n", "")
+    assert harness != tasks.HARNESS
+    monkeypatch.setattr(tasks, "HARNESS", harness)
+    test_hostile_programs_fail(name, victim, monkeypatch)
+
+
 def running(mark):
     """Ids of the processes with `mark` in their command line, a moment after they should have ended."""
     time.sleep(0.02)
@@ -711,6 +737,11 @@ def test_confinement_is_checked_first(monkeypatch):
         assert one_sentence(error)
     monkeypatch.undo()
     tasks.check_confinement()
+
+
+def test_examples_in_docstrings():
+    """The worked examples of the docstrings hold."""
+    assert doctest.testmod(tasks).attempted >= 3 and doctest.testmod(tasks).failed == 0
 
 
 def test_the_command_prints_problems():
