@@ -1,30 +1,51 @@
-"""Prompts and scoring: the two embedded tasks, generated here, so that nothing has to be downloaded.
+"""Prompts and scoring: two embedded tasks, generated here, and four public benchmarks, read from the authors' files.
 
   arithmetic   a story with two or three small operations, answered by written-out steps and `#### n` (as GSM8K)
   code         "Write a function f(xs) that returns ...", answered by a Python function, scored by running it (as MBPP)
+  gsm8k        grade-school stories (Cobbe et al. 2021), the number in the last \\boxed{}
+  math500      500 problems of MATH (Hendrycks et al. 2021; Lightman et al. 2023), the formula in the last \\boxed{}
+  humaneval    functions to complete (Chen et al. 2021), scored by running them
+  mbpp         functions to write (Austin et al. 2021), test ids 11 to 510, scored by running them
 
-Every problem has a content (the operands and operations, without names and phrasing). A hash of the content
+Every embedded problem has a content (the operands and operations, without names and phrasing). A hash of the content
 decides whether the problem belongs to `train` or `test`, so no test content is ever trained on. Sentences have a usual
-form, used with probability .7, and others: a rigid template would make the commit order dull.
+form, used with probability .7, and others: a rigid template would make the commit order dull. The benchmarks are
+evaluated only ('test'), zero-shot; their rows come from a local file or are downloaded.
 
-Model-written programs run only if their syntax tree stays inside a small whitelist (no import, no attribute but
-`append`, no name from outside), and then in a child process with limits on time, memory and output.
+Programs written for `code` run only if their syntax tree stays inside a small whitelist (no import, no attribute but
+`append`, no name from outside), and then in a child process with limits on time, memory and output. Programs written
+for `humaneval` and `mbpp` may hold anything: they run only if the caller allows it, as `passes` describes.
 
-What this file leaves out: the public benchmarks.
+What this file leaves out: few-shot prompts, the enlarged tests of EvalPlus, sampling several answers (pass@k), and
+a cache of downloads (the files have less than 1 MB; keep one and give its path instead).
 
-    python tasks.py            # print a few problems of each task
+    python tasks.py            # print a few problems of each embedded task
 """
 
 import ast
+import contextlib
+import functools
+import gzip
 import hashlib
+import http.client
+import importlib.util
 import json
+import marshal
+import os
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
+import textwrap
+import urllib.request
 from dataclasses import dataclass
+from fractions import Fraction
 
 TASKS = ("arithmetic", "code")
+BENCHMARKS = ("gsm8k", "math500", "humaneval", "mbpp")
+RUNS_PROGRAMS = ("humaneval", "mbpp")  # their answers are programs, run only if the caller allows it
 TEST_SHARE = 10  # one content in ten is a test content
 MOST = 20000  # distinct prompts that are drawn at most
 LARGEST = 30  # no value in an arithmetic story exceeds this
@@ -36,8 +57,9 @@ ARGUMENTS = "xs nums values items data numbers".split()
 
 @dataclass(frozen=True)
 class Problem:
-    """One prompt with a reference answer; `gold` is an int (arithmetic) or (function name, list of (input, output)
-    pairs) (code)."""
+    """One prompt with a reference answer that scores. `gold` is an int (arithmetic), (function name, list of (input,
+    output) pairs) (code), a Fraction (gsm8k), a LaTeX string (math500) or Tests (humaneval, mbpp). `content` names the
+    problem: its operations, or its place in the benchmark."""
 
     task: str
     prompt: str
@@ -264,11 +286,153 @@ def cases(test, value, reduce, post, x):
 
 GENERATORS = {"arithmetic": arithmetic, "code": code, "drill": drill}
 
+# ---------------------------------------------------------------------------------------------- benchmarks
 
-def problems(task, split, n, seed=0):
-    """`n` problems of `task` with distinct prompts, all of whose contents lie in `split` ('train' or 'test')."""
+# Where the rows are published as text. The hub's copies of all but MATH-500 are parquet files, which would need another
+# package, so those three come from their authors' repositories.
+SOURCES = {
+    "gsm8k": "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/test.jsonl",
+    "math500": "https://huggingface.co/datasets/HuggingFaceH4/MATH-500/resolve/main/test.jsonl",
+    "humaneval": "https://raw.githubusercontent.com/openai/human-eval/master/data/HumanEval.jsonl.gz",
+    "mbpp": "https://raw.githubusercontent.com/google-research/google-research/master/mbpp/sanitized-mbpp.json",
+}
+FIELDS = {
+    "gsm8k": {"question": str, "answer": str},
+    "math500": {"problem": str, "solution": str, "answer": str},
+    "humaneval": {"task_id": str, "prompt": str, "entry_point": str, "canonical_solution": str, "test": str},
+    "mbpp": {"task_id": int, "code": str, "test_list": list},
+}
+BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
+COMPLETE = (
+    "Read the following function signature and docstring, and fully implement the function described. "
+    "Your response should only contain the code for this function.\n"
+)
+WRITE = (
+    "You are an expert Python programmer, and here is your task:\n{}\nYour code should pass these tests:\n\n{}\n"
+    " You should submit your final solution in the following format: ```python\n\n```"
+)
+MBPP_TEST = range(11, 511)  # task ids of the test split
+
+
+@dataclass(frozen=True)
+class Tests:
+    """What a program must pass: `setup` is run first, both for the program and for the tests (HumanEval: the prompt);
+    `tests` is Python source that calls the functions `names` of the program and raises if one of them is wrong."""
+
+    setup: str
+    names: tuple
+    tests: str
+
+
+def file_bytes(task, data):
+    """The bytes of the file `data`, or of the authors' file if `data` is None; FileNotFoundError says what to do."""
+    try:
+        if data is not None:
+            with open(data, "rb") as file:
+                return file.read()
+        with urllib.request.urlopen(SOURCES[task], timeout=30) as reply:
+            return reply.read()
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+        reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
+        if data is not None:
+            raise FileNotFoundError(f"the rows of {task} cannot be read from {data!r} ({reason})") from None
+        raise FileNotFoundError(
+            f"{task} cannot be downloaded from {SOURCES[task]} ({reason}): fetch that file elsewhere and give it with"
+            " --data FILE"
+        ) from None
+
+
+def file_rows(task, data):
+    """[row dict] of a JSON-lines file (gzipped or not) or of a JSON list, each with the fields that `task` needs;
+    ValueError names the file and the first row that is broken."""
+    name = repr(data or SOURCES[task])
+    content = file_bytes(task, data)
+    try:
+        text = (gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode()
+        listed = text.lstrip().startswith("[")
+        lines = [json.dumps(row) for row in json.loads(text)] if listed else text.split("\n")
+    except (OSError, EOFError, ValueError, RecursionError):
+        raise ValueError(f"{name} is no text of JSON rows: give the authors' file of {task}") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise ValueError(f"row {number} of {name} is not JSON: the file is cut short or of another kind") from None
+        for field, kind in FIELDS[task].items():
+            if not isinstance(row, dict) or not isinstance(row.get(field), kind):
+                raise ValueError(f"row {number} of {name} has no {field!r}, so this is not a file of {task}")
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{name} has no rows: give the authors' file of {task}")
+    return rows
+
+
+def gsm8k(row, place):
+    """Problem of a row {question, answer}: the gold number stands after the last `####`."""
+    gold = plain_number(row["answer"].rsplit("####", 1)[-1])
+    if "####" not in row["answer"] or gold is None:
+        raise ValueError(f"gsm8k problem {place} has no number after '####': give the authors' file")
+    return Problem("gsm8k", row["question"] + BOXED, row["answer"] + f"\n\\boxed{{{gold}}}", gold, f"gsm8k {place}")
+
+
+def math500(row, place):
+    """Problem of a row {problem, solution, answer}; the reference answer is the solution, boxed once more."""
+    answer = f"{row['solution']}\n\\boxed{{{row['answer']}}}"
+    return Problem("math500", row["problem"] + BOXED, answer, row["answer"], f"math500 {place}")
+
+
+def humaneval(row, place):
+    """Problem of a row {task_id, prompt, entry_point, canonical_solution, test}."""
+    tests = Tests(row["prompt"], (row["entry_point"],), f"{row['test']}\ncheck({row['entry_point']})\n")
+    answer = f"```python\n{row['prompt']}{row['canonical_solution']}\n```"
+    return Problem("humaneval", COMPLETE + row["prompt"], answer, tests, row["task_id"])
+
+
+def mbpp(row, place):
+    """Problem of a row of sanitized MBPP {task_id, prompt, code, test_imports, test_list} or of the full set, where
+    the text is `text` and the imports are `test_setup_code`."""
+    text, asserts = row.get("prompt", row.get("text")), row["test_list"]
+    imports = row.get("test_imports", [row.get("test_setup_code", "")])
+    if not isinstance(text, str) or not all(isinstance(line, str) for line in [*asserts, *imports]):
+        raise ValueError(f"mbpp problem {row['task_id']} lacks its text or tests: give the authors' file")
+    code, tests = row["code"].replace("\r\n", "\n"), "\n".join(asserts)
+    defined = re.findall(r"^(?:def|class)\s+(\w+)", code, re.M)
+    names = tuple(dict.fromkeys(name for name in defined if re.search(rf"\b{name}\b", tests)))
+    gold = Tests("\n".join(imports) + "\n", names, tests)
+    return Problem("mbpp", WRITE.format(text, tests), f"```python\n{code}\n```", gold, f"mbpp {row['task_id']}")
+
+
+READERS = {"gsm8k": gsm8k, "math500": math500, "humaneval": humaneval, "mbpp": mbpp}
+
+
+def benchmark_problems(task, split, n, seed, data):
+    """`n` problems of a benchmark in the order of its file: all of them, or a sample without replacement that `seed`
+    decides. MBPP means the task ids 11 to 510 (257 rows in the sanitized file, 500 in the full one)."""
+    if split != "test":
+        raise ValueError(f"{task} is used for evaluation only: ask for its 'test' problems, not {split!r}")
+    rows = [row for row in file_rows(task, data) if task != "mbpp" or row["task_id"] in MBPP_TEST]
+    if not 1 <= n <= len(rows):
+        raise ValueError(f"{n} problems of {task} asked for: it has {len(rows)}, ask for 1 to {len(rows)}")
+    places = sorted(random.Random(f"{task} {seed}").sample(range(len(rows)), n))
+    return [READERS[task](rows[place], place) for place in places]
+
+
+def problems(task, split, n, seed=0, data=None):
+    """`n` problems of `task`, the same for the same `seed`.
+
+    An embedded task gives distinct prompts, all of whose contents lie in `split` ('train' or 'test'). A benchmark gives
+    rows of its test set from the file `data` (as the authors publish it: JSON lines, gzipped or not), or downloaded if
+    `data` is None: see `benchmark_problems`. ValueError and FileNotFoundError say in one sentence what to change.
+    """
+    if task in BENCHMARKS:
+        return benchmark_problems(task, split, n, seed, data)
     if task not in GENERATORS:
-        raise ValueError(f"unknown task {task!r}: choose from {', '.join(TASKS)}")
+        raise ValueError(f"unknown task {task!r}: choose from {', '.join(TASKS + BENCHMARKS)}")
+    if data is not None:
+        raise ValueError(f"{task} is generated and takes no file: leave --data out or choose {', '.join(BENCHMARKS)}")
     if not 1 <= n <= MOST:
         raise ValueError(f"{n} problems asked for: ask for 1 to {MOST}")
     rng, seen, found = random.Random(f"{task} {split} {seed}"), set(), []
@@ -280,7 +444,7 @@ def problems(task, split, n, seed=0):
     return found
 
 
-# ------------------------------------------------------------------------------------------------- scoring
+# ------------------------------------------------------------------------ whitelisted programs of `code`
 
 SAFE_NODES = (
     ast.Module,
@@ -362,11 +526,313 @@ def run_program(program, name, inputs, seconds=4):
         return None
 
 
-def score(problem, text):
-    """True if the answer text is right: what follows the last `####` is the number, or the first code fence passes
-    every case."""
+# ---------------------------------------------------------------------------------- any program, confined
+
+# Two processes. The tester runs the benchmark's tests and says "passed" on its standard output. Its child runs the
+# program and answers calls of its functions through two pipes: it never holds the tests, the expected values or the
+# tester's output, so nothing that it does to its own interpreter can make a test pass.
+HARNESS = r"""
+import ctypes, marshal, os, resource, sys, types
+
+libc = ctypes.CDLL(None, use_errno=True)
+ROOT = os.getuid() == 0
+NETWORK, PROCESSES, IPC, USER = 1 << 30, 1 << 29, 1 << 27, 1 << 28  # CLONE_NEW* of <linux/sched.h>
+REFUSED = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill",
+           "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+           "os.chown", "os.utime", "os.setxattr", "shutil.", "signal.pthread_kill", "pty.", "ctypes.")
+KINDS = (dict, list, tuple, set, frozenset, str, int, float, bytes, bytearray)
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def refuse(event, args, refused=REFUSED, writing=WRITING):
+    if event.startswith(refused) or (event == "open" and args[2] & writing):
+        raise PermissionError(event)
+
+
+def isolate():  # an own network and own process ids for the children, where the kernel lets us
+    if libc.unshare(NETWORK | PROCESSES | IPC) != 0 and not ROOT:
+        libc.unshare(NETWORK | PROCESSES | IPC | USER)
+
+
+def keep_library():  # importable also where another user may not go, as below /root: reached by an open folder
+    library = os.path.dirname(os.__file__)
+    opened = f"/proc/self/fd/{os.open(library, os.O_RDONLY)}"
+    sys.path[:] = [path.replace(library, opened) for path in sys.path]
+    for module in list(sys.modules.values()):
+        if hasattr(module, "__path__"):
+            module.__path__ = [path.replace(library, opened) for path in module.__path__]
+
+
+def landlock():  # landlock(7): no file is written, made, removed, cut or executed; no TCP, no signal to others
+    abi = libc.syscall(444, None, ctypes.c_size_t(0), 1)
+    if abi < 1:
+        return
+    files = ((1 << {1: 13, 2: 14}.get(abi, 15)) - 1) & ~0b1100  # all rights but to read files and folders
+    rules = (ctypes.c_uint64 * 3)(files, 3, 3)
+    ruleset = libc.syscall(444, rules, ctypes.c_size_t(8 if abi < 4 else 16 if abi < 6 else 24), 0)
+    libc.syscall(446, ruleset, 0)
+    os.close(ruleset)
+
+
+def confine(uid, seconds):
+    if ROOT:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability
+    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: not to be read or traced by processes of the same user
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    landlock()
+    for name, limit in (("CPU", seconds), ("AS", 1 << 30), ("FSIZE", 0), ("NPROC", 0), ("NOFILE", 64), ("CORE", 0)):
+        resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
+    sys.addaudithook(refuse)
+
+
+def plain(value):  # as marshal can carry it: a Counter becomes a dict, a named tuple a tuple, a match not-a-number,
+    try:  # which is true and equal to nothing
+        marshal.dumps(value)
+        return value
+    except ValueError:
+        kind = next((kind for kind in KINDS if isinstance(value, kind)), None)
+        if kind in KINDS[:5]:
+            return kind(plain(item) for item in (value.items() if kind is dict else value))
+        return kind(value) if kind else float("nan") if value else None
+
+
+def serve(inbox, outbox):
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module
+    for source in marshal.load(inbox):
+        exec(compile(source, "answer", "exec", dont_inherit=True), vars(module))
+    while True:
+        name, args, kwargs = marshal.load(inbox)
+        value = vars(module)[name](*args, **kwargs)
+        loose = hasattr(value, "__iter__") and not isinstance(value, KINDS)  # an iterator or view
+        marshal.dump((loose, plain(list(value) if loose else value)), outbox)
+        outbox.flush()
+
+
+def remote(name, inbox, outbox):
+    def call(*args, **kwargs):
+        marshal.dump((name, args, kwargs), outbox)
+        outbox.flush()
+        loose, value = marshal.load(inbox)
+        return iter(value) if loose else value
+    return call
+
+
+def test(job, inbox, outbox):
+    setup, names, tests, sources = job
+    marshal.dump(sources, outbox)
+    outbox.flush()
+    space = {"__name__": "tests"}
+    exec(compile(setup, "setup", "exec", dont_inherit=True), space)
+    space.update((name, remote(name, inbox, outbox)) for name in names)
+    exec(compile(tests, "tests", "exec", dont_inherit=True), space)
+
+
+def main(uid, seconds):
+    isolate()
+    if ROOT:
+        keep_library()
+    (there, to_child), (back, to_tester), nothing = os.pipe(), os.pipe(), os.open(os.devnull, os.O_RDWR)
+    if os.fork() == 0:
+        for fd in (0, 1, 2):
+            os.dup2(nothing, fd)
+        os.close(to_child)
+        os.close(back)
+        inbox, outbox = os.fdopen(there, "rb"), os.fdopen(to_tester, "wb")
+        confine(uid, seconds)
+        libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: killed when the tester ends
+        serve(inbox, outbox)
+    os.close(there)
+    os.close(to_tester)
+    inbox, outbox = os.fdopen(back, "rb"), os.fdopen(to_child, "wb")
+    job, verdict = marshal.load(sys.stdin.buffer), os.dup(1)
+    os.dup2(nothing, 1)
+    confine(uid + 1, seconds)
+    test(job, inbox, outbox)
+    os.write(verdict, b"passed")
+    os._exit(0)
+
+
+main(int(sys.argv[1]), int(sys.argv[2]))
+"""
+
+
+def passes(tests, program, seconds=10):
+    """True if `program` (Python source) passes `tests` within `seconds` of wall time (and of processor time).
+
+    It runs in a fresh Python without site packages, with an empty environment, in an empty folder. Limits that every
+    Linux enforces: 1 GiB of address space, no byte written to any file, no further process or thread, no core file;
+    started by root it becomes another user, an id that accounts do not have. Where the kernel offers them: namespaces
+    without a network or other processes to see, and Landlock, under which no file is made, cut or removed. Behind
+    these, for kernels without them, an audit hook refuses sockets, signals, processes and changes of files from Python.
+
+    Not covered: files that everybody (for an ordinary user: this user) may read can be read, though nowhere be sent;
+    on a kernel with neither namespaces nor Landlock an ordinary user's program that gets round the audit hook, which
+    is no wall, can reach the network, send signals to this user's processes and empty or remove this user's files; a
+    fault of the kernel, or of `marshal`, which reads the program's answers in the (equally confined) tester.
+
+    Arguments and results cross as plain values: tests that hand over functions or objects of the program's own classes
+    fail (one of the 500 of full MBPP, none of the other sets), and so does a program that starts threads.
+    """
+    job = marshal.dumps((tests.setup, tests.names, tests.tests, sources(tests, program)))
+    uid = 61184 + 2 * (os.getpid() % 2000)  # of the range that systemd keeps for passing users
+    with tempfile.TemporaryDirectory() as folder:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-c", HARNESS, str(uid), str(seconds)],
+            cwd=folder,
+            env={},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return child.communicate(job, timeout=seconds)[0] == b"passed"
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+
+
+def sources(tests, program):
+    """The texts to run one after the other: the setup, then the program; one text if the program is only the body of
+    the function that the setup (a HumanEval prompt) begins.
+
+    >>> sources(Tests("def f(x):\\n", ("f",), ""), "    return x\\n")
+    ['def f(x):\\n    return x\\n']
+    """
+    if not program.lstrip("\n")[:1].isspace():
+        return [tests.setup, program]
+    if any(re.search(rf"^\s+def {name}\b", program, re.M) for name in tests.names):
+        return [tests.setup, textwrap.dedent(program)]
+    return [tests.setup + program]
+
+
+@functools.cache
+def check_confinement():
+    """RuntimeError unless a program can be run, and fail, as `passes` promises; a caller asks before long work."""
+    right = Tests("", ("f",), "assert f(1) == [2]")
+    if not passes(right, "import math\ndef f(x): return [x + 1]") or passes(right, "def f(x): return [x]"):
+        raise RuntimeError(
+            "programs cannot be confined here: this needs Linux and, for root, the right to become another user; "
+            "choose other tasks than " + ", ".join(RUNS_PROGRAMS)
+        )
+
+
+# ------------------------------------------------------------------------------------------------- scoring
+
+UNITS = r"\\(?:text|textrm|mathrm|mbox|operatorname)\s*\{[^{}]*\}(?:\^\{?\d\}?)?$"
+REWRITES = [  # (pattern, replacement), in this order: what does not change the meaning of an answer
+    (r"\\(?:left|right|displaystyle)(?![A-Za-z])", ""),
+    (r"\\(?:quad|qquad)(?![A-Za-z])|\\[!,;: ]|~", " "),
+    (r"\{,\}", ","),
+    (r"\\[dt]frac", r"\\frac"),
+    (r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree|\\?%|\\?\$", ""),
+    (r"(?<=[^\s{(])\s*" + UNITS, ""),
+    (r"\\(?:text|textrm|textbf|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}", r"\1"),
+    (r"\s+", ""),
+    (r"\.$", ""),
+    (r"^[A-Za-z](?:=|\\in(?![A-Za-z]))(?=.)", ""),
+    (r"\\frac(\d)(?=[\d{])", r"\\frac{\1}"),
+    (r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
+    (r"\\sqrt(\d)", r"\\sqrt{\1}"),
+    (r"([\^_])\{(\w)\}", r"\1\2"),
+]
+FRACTION = r"(-?)(?:\\frac\{(-?\d+)\}\{(\d+)\}|(-?\d+)/(\d+))"
+NUMBER = r"(?<![\w.])(?:(-)\s*)?\$?\s*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+
+
+def boxed(text):
+    """Content of the last complete \\boxed{...}, braces inside it matched, or None.
+
+    >>> boxed(r"\\boxed{1}, so \\boxed{\\frac{1}{2}}")
+    '\\\\frac{1}{2}'
+    """
+    for start in reversed([found.end() for found in re.finditer(r"\\boxed\s*\{", text)]):
+        depth = 1
+        for found in re.finditer(r"\\.|[{}]", text[start:], re.S):  # \{ and \} are no braces
+            depth += {"{": 1, "}": -1}.get(found[0], 0)
+            if depth == 0:
+                return text[start : start + found.start()]
+    return None
+
+
+def plain_number(text):
+    """The only number in a text (after its last `=`), as a Fraction, or None if there are none or several. Units, $
+    and a full stop may stand around it; commas inside it part thousands.
+
+    >>> plain_number("$1,250.50 per week.")
+    Fraction(2501, 2)
+    """
+    text = re.sub(r"\{,\}", ",", text.replace("\u2212", "-")).rsplit("=", 1)[-1]
+    text = re.sub(r"\\[!,;: ]", "", text).replace("\\$", "$")
+    found = re.findall(NUMBER, text, re.ASCII)
+    runs = [run.rstrip(".,") for run in re.findall(r"[\d.,]*\d[\d.,]*", text)]
+    if len(found) != 1 or runs != [found[0][1]] or len(runs[0]) > 1000:
+        return None
+    return Fraction(runs[0].replace(",", "")) * (-1 if found[0][0] else 1)
+
+
+def normal_form(formula):
+    """A LaTeX answer without what does not change its meaning (spaces, sizes of brackets, degree and percent signs,
+    units, `x =`); a number or a fraction of integers becomes its value."""
+    for pattern, replacement in REWRITES:
+        formula = re.sub(pattern, replacement, formula.strip())
+    if (fraction := re.fullmatch(FRACTION, formula, re.ASCII)) and len(formula) < 1000:
+        sign, *parts = fraction.groups()
+        over, under = (int(part) for part in parts if part)
+        return Fraction(-over if sign else over, under) if under else formula
+    return plain_number(formula) if re.fullmatch(NUMBER, formula, re.ASCII) else formula
+
+
+def formula_matcher():
+    """How MATH-500 answers are compared here: 'math_verify' if that package is installed, else 'normal form'."""
+    return "math_verify" if importlib.util.find_spec("math_verify") else "normal form"
+
+
+def same_formula(given, gold):
+    """True if two LaTeX answers have the same normal form or, where math_verify is installed, it finds them equal."""
+    if normal_form(given) == normal_form(gold) != "":
+        return True
+    if formula_matcher() != "math_verify":
+        return False
+    from math_verify import parse, verify
+
+    return bool(verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{given}}}")))
+
+
+def first_program(text):
+    """The first code fence (```python, ```py or ```), up to the end if it is never closed; without a fence the text."""
+    for fence in re.finditer(r"```([^\n`]*)\n(.*?)(?:^[ \t]*```|\Z)", text, re.S | re.M):
+        if fence[1].strip().lower() in ("", "python", "python3", "py"):
+            return fence[2]
+    return text
+
+
+def score(problem, text, allow_code=False):
+    """True if the answer text is right.
+
+    arithmetic: what follows the last `####` is the number. code: the first ```python fence passes every case.
+    gsm8k: the last \\boxed{} holds one number, equal to the gold one. math500: it holds the same formula. humaneval,
+    mbpp: the first fence passes the tests, in a confined child process; ValueError unless `allow_code`.
+    """
     if problem.task == "arithmetic":
         return "####" in text and text.rsplit("####", 1)[1].strip() == str(problem.gold)
+    if problem.task in RUNS_PROGRAMS:
+        if not allow_code:
+            raise ValueError(f"scoring {problem.task} runs programs that the model wrote: allow it with --allow-code")
+        check_confinement()
+        return passes(problem.gold, first_program(text))
+    if problem.task in BENCHMARKS:
+        answer = boxed(text)
+        if problem.task == "math500":
+            return answer is not None and same_formula(answer, problem.gold)
+        return answer is not None and plain_number(answer) == problem.gold
     fence = re.search(r"```python\n(.*?)```", text, re.DOTALL)
     name, pairs = problem.gold
     return fence is not None and run_program(fence[1], name, [xs for xs, _ in pairs]) == [out for _, out in pairs]

@@ -1,21 +1,18 @@
-"""Tests of what must be exact: decoding, trees, commit rules, loading and scoring. Paper sections 3, 4, 5, 7 and 9.
+"""Tests of what must be exact: decoding, trees, commit rules and loading. Paper sections 3, 4, 5, 7 and 9.
 
 Covered: every draft method writes the text of the draft-free loop (float64, random targets) and wrong verifiers do not;
 the commit rules by hand; [MASK] and untrained ids; the prefix cache against a full recomputation by the stock Qwen3;
-a golden SDAR checkpoint; level-wise trees against a heap; the drafter's size and files; loading errors; tasks, scoring.
+a golden SDAR checkpoint; level-wise trees against a heap; the drafter's size and files; loading errors.
 
-Left out: speed. Nothing is downloaded.
+Left out: speed, and tasks and scoring (test_tasks.py). Nothing is downloaded.
 
     python -m pytest test_exactness.py          # about two minutes on two cores
 """
 
-import dataclasses
 import heapq
 import json
 import os
-import re
 import shutil
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -920,172 +917,3 @@ def test_an_empty_text_is_refused():
     """A prompt without a word is refused before it is encoded."""
     with pytest.raises(ValueError, match="empty"):
         tiny_target().encode("  \n")
-
-
-# ------------------------------------------------------------------------------------------------------ 10. tasks
-
-
-def run_here(program, name, xs):
-    """Output of a reference program in this process; only for programs that this project itself wrote."""
-    space = {"__builtins__": {"sum": sum, "len": len, "abs": abs}}
-    exec(program, space)
-    return space[name](list(xs))
-
-
-def some_problem(task):
-    return tasks.problems(task, "test", 1)[0]
-
-
-@pytest.mark.parametrize("task", tasks.TASKS)
-def test_no_test_content_is_trained_on(task):
-    """Contents of train and test are disjoint, prompts are distinct, and a seed gives the same problems again."""
-    train, test = tasks.problems(task, "train", 3000), tasks.problems(task, "test", 3000)
-    assert {p.content for p in train}.isdisjoint(p.content for p in test)
-    assert {p.prompt for p in train}.isdisjoint(p.prompt for p in test)
-    assert len({p.prompt for p in train}) == len({p.prompt for p in test}) == 3000
-    first = tasks.problems(task, "test", 20)
-    assert first == tasks.problems(task, "test", 20) != tasks.problems(task, "test", 20, seed=1)
-
-
-def test_reference_answers_are_right():
-    """Every reference answer scores; code runs here for 1000 problems and in the limited child process for 25."""
-    for problem in tasks.problems("arithmetic", "test", 1000):
-        assert tasks.score(problem, problem.answer)
-        for line in problem.answer.split("\n"):  # every written-out step is right too
-            for left, right in [eq.split(" = ") for eq in re.findall(r"\d+ [-+*] \d+ = \d+", line)]:
-                assert eval(left) == int(right)
-    for i, problem in enumerate(tasks.problems("code", "train", 1000)):
-        program = problem.answer.split("```python\n")[1].split("```")[0]
-        name, pairs = problem.gold
-        assert tasks.is_safe(program) and len(pairs) == 10
-        assert all(run_here(program, name, xs) == out for xs, out in pairs), program
-        assert i >= 25 or tasks.score(problem, problem.answer)
-
-
-@pytest.mark.parametrize(
-    "answer, right",
-    [
-        ("#### 12", True),
-        ("6 + 6 = 12\n#### 12", True),
-        ("#### 11\n#### 12", True),
-        ("#### 120", False),
-        ("#### 11", False),
-        ("#### -12", False),
-        ("12", False),
-        ("", False),
-        ("####", False),
-        ("#### 12\n#### 11", False),
-        ("#### 12.5", False),
-        ("#### " + "9" * 5000, False),
-    ],
-)
-def test_arithmetic_scores(answer, right):
-    """The whole number after the last `####` counts: 12.5 is not 12, and a number of any length is merely wrong."""
-    assert tasks.score(dataclasses.replace(some_problem("arithmetic"), gold=12), answer) is right
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "",
-        "def {f}(xs): return 0",
-        "```python\ndef {f}(xs):\n    return 0\n```",
-        "```python\ndef {f}(xs:\n```",
-        "```python\ndef other(xs):\n    return 0\n```",
-        "```python\nprint('[1]')\n```",
-        "```python\ndef {f}(xs):\n    print('pass')\n    return 0\n```",
-        "```python\ndef {f}(xs):\n    return {f}(xs)\n```",
-        "```python\ndef {f}(xs):\n    return xs\n",
-        "```python\ndef {f}(a, b):\n    return 0\n```",
-        "```python\ndef {f}(xs):\n    return __builtins__\n```",
-        "```python\ndef {f}(xs):\n    return {f}\n```",
-    ],
-)
-def test_wrong_code_fails(wrong):
-    """No program, a wrong one, a broken one, a printed fake pass, or a value that is none: not solved, and no error."""
-    problem = some_problem("code")
-    assert tasks.score(problem, wrong.replace("{f}", problem.gold[0])) is False
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import os",
-        "from os import system",
-        "return xs.__class__",
-        "return open('/etc/passwd')",
-        "return eval('1')",
-        "exec('1')",
-        "while True: pass",
-        "return (lambda: 1)()",
-        "return [f for f in xs][0]()",
-        "xs.pop()",
-        "xs.append.__self__",
-        "return getattr(xs, 'pop')",
-        "return __import__('os')",
-        "global f",
-        "raise ValueError",
-        "try: return 1\n    finally: return 2",
-        "with xs: return 1",
-        "yield 1",
-        "del xs",
-        "class A: pass",
-        "return f'{xs}'",
-        "return (x := 1)",
-        "return xs[0]",
-        "return {1: 2}",
-        "return sorted(xs, key=len)",
-        "print('[1]')",
-        "async def g(): pass",
-    ],
-)
-def test_unsafe_lines_are_refused(line):
-    """Off the whitelist is refused unrun: other statements, attributes but append, calls by any other name."""
-    assert tasks.is_safe("def f(xs):\n    xs.append(1)\n    return sum(xs)\n")
-    assert not tasks.is_safe(f"def f(xs):\n    {line}\n    return 1\n")
-    assert tasks.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
-
-
-@pytest.mark.parametrize(
-    "program",
-    [
-        "@abs\ndef f(xs):\n    return 1\n",
-        "f = lambda xs: 1\n",
-        "\0",
-        "\ud800",
-        "def f(xs):\n    return 1",
-        "(" * 10000,
-        "-" * 10000 + "1",
-    ],
-)
-def test_unsafe_programs_are_refused(program):
-    """Decorators and lambdas are refused; texts that break the parser are no error; a plain function runs."""
-    safe = program.endswith("return 1")
-    assert tasks.is_safe(program) is safe
-    assert tasks.run_program(program, "f", [[1]]) == ([1] if safe else None)
-
-
-@pytest.mark.parametrize(
-    "line", ["for x in xs: xs.append(1)", "r = [0] * 10 ** 10", "r = 10 ** 10 ** 10", "r = 'x' * 10 ** 9"]
-)
-def test_endless_programs_are_contained(line):
-    """A program that would take all time or memory fails within seconds."""
-    begin = time.time()
-    assert tasks.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
-    assert time.time() - begin < 6
-
-
-@pytest.mark.parametrize("depth", (100, 700, 900, 980, 5000))
-def test_deeply_nested_values_are_no_error(depth):
-    """A value nested too deeply to be read back is a failed program, not an error of ours."""
-    program = f"def f(xs):\n    r = []\n    for x in range({depth}):\n        r = [r]\n    return r\n"
-    got = tasks.run_program(program, "f", [[1]])
-    assert got is None or depth < 1000
-
-
-@pytest.mark.parametrize("arguments", [("poetry", "train", 1), ("code", "train", 0)])
-def test_unknown_tasks_are_refused(arguments):
-    """An unknown task, or no problem asked for, is one sentence."""
-    with pytest.raises(ValueError) as error:
-        tasks.problems(*arguments)
-    assert one_sentence(error)
