@@ -676,7 +676,14 @@ def main(argv=None):
             train_target(args.out, args.steps, args.seed)
         elif args.command == "collect":
             collect_shards(
-                args.model, args.out, args.num_prompts, args.shard, args.gen_len, args.seed, args.temperature
+                args.model,
+                args.out,
+                args.num_prompts,
+                args.shard,
+                args.gen_len,
+                args.seed,
+                args.temperature,
+                args.confidence,
             )
         elif args.command == "accuracy":
             accuracy(args.model, args.num_samples, args.gen_len, args.seed)
