@@ -16,10 +16,12 @@ What this file leaves out: sampling at T > 0, quantised weights, and the decodin
 import json
 import os
 import re
+import statistics
 from dataclasses import dataclass, field
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import safe_open
 from transformers import AttentionInterface, AutoModelForCausalLM, Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, SarvamMoEConfig
@@ -650,6 +652,11 @@ def load_tokenizer(folder, family):
             [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
         )
         assert "?" in chat, "the chat template drops the message"
+        settings = os.path.join(folder, "tokenizer_config.json")
+        named = read_json(settings).get("added_tokens_decoder", {}) if os.path.isfile(settings) else {}
+        for number, token in named.items():  # the library counts them on from the vocabulary
+            got = tokenizer.convert_tokens_to_ids(token["content"])
+            assert got == int(number), f"token {token['content']} has id {got}, not {number}"
         return tokenizer
     except Exception as error:  # whatever a broken file makes the libraries raise
         raise ValueError(
@@ -669,6 +676,42 @@ def missing_weights(folder):
     return sorted(name for name in names if not os.path.isfile(os.path.join(folder, name)))
 
 
+def read_shapes(folder):
+    """{name: shape} of all tensors in the safetensors of `folder`, from their headers."""
+    shapes = {}
+    try:
+        for file in sorted(file for file in os.listdir(folder) if file.endswith(".safetensors")):
+            with safe_open(os.path.join(folder, file), "pt") as tensors:
+                shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}
+    except Exception as error:  # a truncated file
+        raise ValueError(f"the weights in {folder} cannot be read ({one_line(error)}): fetch them again") from None
+    return shapes
+
+
+def odd_tensor(shapes, config):
+    """What the library would pass over, or not name, among tensors {name: shape}; or None if all is well: a layer or
+    an expert too many, an expert that is missing, a shape unlike that of the same tensor in the other layers."""
+    alike, experts = {}, {}  # by the name without numbers: all shapes; by the name without the expert: all experts
+    for name, shape in shapes.items():
+        layer, expert = (re.search(rf"\.{part}\.(\d+)\.", name) for part in ("(?:layers|blocks)", "experts"))
+        if layer and int(layer[1]) >= config.num_hidden_layers:
+            return f"surplus tensor {name}"
+        if expert:
+            experts.setdefault(name.replace(expert[0], ".experts.{}."), set()).add(int(expert[1]))
+        alike.setdefault(re.sub(r"\.\d+\.", ".*.", name), []).append(shape)
+    right = set(range(getattr(config, "n_routed_experts", 0)))
+    for name, found in experts.items():
+        if found != right:
+            kind = "missing" if right - found else "surplus"
+            return f"{kind} tensor {name.format(min(right ^ found))}"
+    usual = {name: statistics.mode(many) for name, many in alike.items()}
+    for name, shape in shapes.items():
+        expected = usual[re.sub(r"\.\d+\.", ".*.", name)]
+        if shape != expected:
+            return f"tensor {name} has shape {shape}, elsewhere {expected}"
+    return None
+
+
 def load_weights(family, folder, config, device, dtype):
     """The model with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that
     names it."""
@@ -678,6 +721,11 @@ def load_weights(family, folder, config, device, dtype):
         raise FileNotFoundError(
             f"{folder} lacks {len(missing)} file(s) of weights, first {missing[0]}: fetch the weights again"
         )
+    odd = odd_tensor(read_shapes(folder), config)
+    if odd:
+        raise ValueError(f"the weights in {folder} do not fit config.json: {odd}: correct one")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # the library's report of many lines, of which we say the first
     try:
         model, info = family.model.from_pretrained(
             folder,
@@ -693,6 +741,8 @@ def load_weights(family, folder, config, device, dtype):
         )
     except Exception as error:  # a truncated file, or sizes no model can have
         raise ValueError(f"the weights in {folder} cannot be read ({one_line(error)}): fetch them again") from None
+    finally:
+        logging.set_verbosity(verbosity)
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(info[kind], key=str)[0]
