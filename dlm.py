@@ -517,7 +517,10 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None, random_weight
     model = make(family, folder, config, device, dtype)
     if family is LLADA2 and dtype == torch.float64:  # the grouped product of experts knows no float64
         model.set_experts_implementation("eager")
-    return Target(model, tokenizer, size, mask_id, stop_ids, family.attention, family.shift)
+    target = Target(model, tokenizer, size, mask_id, stop_ids, family.attention, family.shift)
+    if tokenizer is not None:  # some number their tokens with gaps
+        target.n_ids = 1 + max(tokenizer.get_vocab().values())
+    return target
 
 
 def check_device(device):
@@ -652,16 +655,22 @@ def load_tokenizer(folder, family):
             [{"role": "user", "content": "?"}], add_generation_prompt=True, tokenize=False
         )
         assert "?" in chat, "the chat template drops the message"
-        settings = os.path.join(folder, "tokenizer_config.json")
-        named = read_json(settings).get("added_tokens_decoder", {}) if os.path.isfile(settings) else {}
-        for number, token in named.items():  # the library counts them on from the vocabulary
-            got = tokenizer.convert_tokens_to_ids(token["content"])
-            assert got == int(number), f"token {token['content']} has id {got}, not {number}"
+        check_added_tokens(folder, tokenizer)
         return tokenizer
     except Exception as error:  # whatever a broken file makes the libraries raise
         raise ValueError(
             f"the tokenizer in {folder} cannot be used ({one_line(error)}): fetch its files again"
         ) from None
+
+
+def check_added_tokens(folder, tokenizer):
+    """Compare the ids of the added tokens with tokenizer_config.json: the library counts them on from the vocabulary,
+    so that a vocabulary which is not whole would shift them."""
+    path = os.path.join(folder, "tokenizer_config.json")
+    named = read_json(path).get("added_tokens_decoder", {}) if os.path.isfile(path) else {}
+    for number, token in named.items():
+        got = tokenizer.convert_tokens_to_ids(token["content"])
+        assert got == int(number), f"token {token['content']} has id {got}, not {number}"
 
 
 def missing_weights(folder):
