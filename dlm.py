@@ -721,10 +721,8 @@ def odd_tensor(shapes, config):
     return None
 
 
-def load_weights(family, folder, config, device, dtype):
-    """The model with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that
-    names it."""
-    logging.disable_progress_bar()
+def check_weights(folder, config):
+    """Refuse weights that are not whole, from the names of the files and the headers in them."""
     missing = missing_weights(folder)
     if missing:
         raise FileNotFoundError(
@@ -733,6 +731,13 @@ def load_weights(family, folder, config, device, dtype):
     odd = odd_tensor(read_shapes(folder), config)
     if odd:
         raise ValueError(f"the weights in {folder} do not fit config.json: {odd}: correct one")
+
+
+def load_weights(family, folder, config, device, dtype):
+    """The model with the safetensors of `folder`, strictly: a missing, surplus or misshaped tensor is an error that
+    names it."""
+    logging.disable_progress_bar()
+    check_weights(folder, config)
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # the library's report of many lines, of which we say the first
     try:

@@ -146,8 +146,17 @@ def test_what_a_target_says_of_itself(family, attention, shift, mask_id, stop_id
     assert target.n_ids == target.model.config.vocab_size and target.dtype == torch.float32
 
 
-@pytest.mark.parametrize("alias, gigabytes", [("sdar-8b", 16.4), ("sdar-4b", 8.8), ("sdar-1.7b", 4.1),
-                                              ("llada2.0-mini", 32.5), ("llada-8b", 16.0), ("dream-7b", 15.2)])  # fmt: skip
+@pytest.mark.parametrize(
+    "alias, gigabytes",
+    [
+        ("sdar-8b", 16.4),
+        ("sdar-4b", 8.8),
+        ("sdar-1.7b", 4.1),
+        ("llada2.0-mini", 32.5),
+        ("llada-8b", 16.0),
+        ("dream-7b", 15.2),
+    ],
+)
 def test_sizes_in_the_table(alias, gigabytes):
     """The table's sizes add up to the published checkpoints' bytes in bfloat16, and their ids and block are the
     table's."""
@@ -223,10 +232,11 @@ def test_the_prompt_of_llada2():
     """The table's template, tokenised: thinking off, then the message."""
     target, _ = golden("llada2")
     shown = target.tokenizer.convert_ids_to_tokens(target.encode("What is t20"))
-    assert shown == (
-        "<role> SYSTEM </role> detailed thinking off <|role_end|> <role> HUMAN </role> What is t20 <|role_end|> "
-        "<role> ASSISTANT </role>"
-    ).split()
+    system, human = (
+        "<role> SYSTEM </role> detailed thinking off <|role_end|>",
+        "<role> HUMAN </role> What is t20 <|role_end|>",
+    )
+    assert shown == [*system.split(), *human.split(), "<role>", "ASSISTANT", "</role>"]
 
 
 @pytest.mark.parametrize("family, source, right", [
@@ -241,7 +251,9 @@ def test_the_prompt_of_llada2():
 def test_templates_in_the_table(family, source, right, tmp_path):
     """A tokenizer without a template gets its family's, which leaves the message as it is."""
     folder = str(tmp_path / "tokenizer")
-    shutil.copytree(os.path.join(CHECKPOINTS, source), folder, ignore=shutil.ignore_patterns("*.jinja", "*.safetensors"))
+    shutil.copytree(
+        os.path.join(CHECKPOINTS, source), folder, ignore=shutil.ignore_patterns("*.jinja", "*.safetensors")
+    )
     path = os.path.join(folder, "tokenizer_config.json")
     settings = dlm.read_json(path)
     settings.pop("chat_template", None)
@@ -334,8 +346,17 @@ def cache(tmp_path, monkeypatch):
     return put
 
 
-@pytest.mark.parametrize("family, alias", [("sdar", "sdar-1.7b"), ("sdar", "sdar-4b"), ("sdar", "sdar-8b"),
-                                           ("llada2", "llada2.0-mini"), ("llada", "llada-8b"), ("dream", "dream-7b")])  # fmt: skip
+@pytest.mark.parametrize(
+    "family, alias",
+    [
+        ("sdar", "sdar-1.7b"),
+        ("sdar", "sdar-4b"),
+        ("sdar", "sdar-8b"),
+        ("llada2", "llada2.0-mini"),
+        ("llada", "llada-8b"),
+        ("dream", "dream-7b"),
+    ],
+)
 def test_a_cached_checkpoint_needs_no_network(family, alias, cache):
     """By alias and by hub id; SDAR's block size, which its config.json lacks, comes from the repository's name."""
     hub = dlm.HUB[alias][0]
@@ -447,7 +468,7 @@ def test_broken_files_are_refused(family, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_broken_configurations_are_refused(family, tmp_path):
-    """No object, a field that shapes the model missing or of the wrong kind, scaled RoPE, ids outside the vocabulary."""
+    """No object, a field that shapes the model missing or of another kind, scaled RoPE, ids off the vocabulary."""
     width = "d_model" if family == "llada" else "hidden_size"
     cases = [
         (edit_config(b"[1]"), "config.json"),
