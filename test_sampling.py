@@ -207,10 +207,15 @@ def test_the_speculative_loop_follows_the_law(case, matching):
     assert chi_square(decode_many(target, decoder, draft, matching=matching), law) > ALARM
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case[5] == 2.0], ids=lambda case: "-".join(map(str, case)))
-def test_greedy_matching_does_not(case):
-    """Accepting while the draft equals the likeliest token prefers that token: seen at once where it is least likely."""
-    target, decoder, law = law_case(case)
+@pytest.mark.parametrize("confidence", dlm.CONFIDENCES)
+@pytest.mark.parametrize("rule, value", [("exact", None), ("threshold", 0.7)])
+def test_greedy_matching_does_not(rule, value, confidence):
+    """Accepting while the draft equals the likeliest token prefers that token."""
+    table = [[0.7, 0.3], [0.65, 0.35], [0.6, 0.4]]
+    target = TableTarget(3, 2, fixed=table)
+    decoder = dlm.Decoder(rule, value, gen_len=6, temperature=2.0, confidence=confidence)
+    law = enumerate_law(target, decoder)
+    assert chi_square(decode_many(target, decoder, draft_of("tree")), law) > ALARM
     assert chi_square(decode_many(target, decoder, draft_of("tree"), matching="greedy"), law) < STRICT
 
 
@@ -300,8 +305,8 @@ def test_the_shipped_target_samples_the_same_text():
     for seed, problem in enumerate(tasks.problems("code", "test", 2)):
         prompt = target.encode(problem.prompt)
         texts = []
-        for temperature in (1.0, 2.0):
-            decoder = dlm.Decoder(gen_len=64, temperature=temperature, seed=seed)
+        for temperature, confidence in ((1.0, "sampled"), (2.0, "distribution")):
+            decoder = dlm.Decoder(gen_len=64, temperature=temperature, seed=seed, confidence=confidence)
             texts.append(dlm.generate(target, decoder, prompt).written)
             assert all(verify.speculate(target, decoder, prompt, draft).written == texts[-1] for draft in drafts)
         assert texts[0] != texts[1]
