@@ -34,6 +34,7 @@ import transformers
 
 import ddtree
 import dlm
+import targets
 import tasks
 import train
 from drafter import Stale, load_drafter
@@ -48,7 +49,7 @@ COST_AWARE = ("spot-cost", "spot-small")  # SPOT with a budget of its own: the d
 LARGEST = 20  # its budget is never above this
 MOST = 512  # budget that is accepted at most
 COMMITTED = 999  # above every rank
-CHECKPOINTS = os.path.join(dlm.HERE, "checkpoints")
+CHECKPOINTS = os.path.join(targets.HERE, "checkpoints")
 
 
 # --------------------------------------------------------------------------------------------------- measuring
@@ -522,7 +523,7 @@ def trace(bench):
 
 def open_run(args):
     """The result file's contents: a new run, or the finished rows of an interrupted one made the same way."""
-    git = ["git", "-C", dlm.HERE, "describe", "--always", "--dirty"]
+    git = ["git", "-C", targets.HERE, "describe", "--always", "--dirty"]
     here = {
         "arguments": {key: value for key, value in vars(args).items() if key not in ("out", "plot")},
         "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
@@ -659,7 +660,7 @@ def prepare(args):
         raise ValueError(f"--budget is {max(args.budget)}: give at most {MOST} draft nodes per round")
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
-    target = dlm.load(args.model, args.device, getattr(torch, args.dtype))
+    target = targets.load(args.model, args.device, getattr(torch, args.dtype))
     decoder = decoder_of(args)
     if args.rule != "exact" and (args.diagnose or args.trace):
         raise ValueError(f"--diagnose and --trace show single commits: use --rule exact, not {args.rule}")

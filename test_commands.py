@@ -18,6 +18,7 @@ import bench
 import ddtree
 import dlm
 import drafter
+import targets
 import tasks
 import train
 import verify
@@ -78,9 +79,10 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
 
 def test_readme_names_exist():
     """Every `file.name` of the paper ↔ code table is there."""
-    found = re.findall(r"`(dlm|drafter|ddtree|verify|train|bench|tasks)\.([A-Za-z_.]+)`", README)
+    found = re.findall(r"`(dlm|targets|drafter|ddtree|verify|train|bench|tasks)\.([A-Za-z_.]+)`", README)
     modules = {
         "dlm": dlm,
+        "targets": targets,
         "drafter": drafter,
         "ddtree": ddtree,
         "verify": verify,
@@ -100,7 +102,7 @@ def test_readme_snippet_is_lossless():
     """The README's example of a drafter of one's own runs, and the text stays the draft-free one."""
     space = {}
     exec(re.search(r"```python\n(.*?)```", README, re.S)[1], space)
-    target, decoder = dlm.load("embedded", dtype=torch.float64), dlm.Decoder(gen_len=64)
+    target, decoder = targets.load("embedded", dtype=torch.float64), dlm.Decoder(gen_len=64)
     prompt = target.encode(tasks.problems("code", "test", 1)[0].prompt)
     drafted = verify.speculate(target, decoder, prompt, lambda stale, canvas: space["random_chain"](stale, canvas, 8))
     assert drafted.written == dlm.generate(target, decoder, prompt).written and max(drafted.accepted) > 0

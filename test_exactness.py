@@ -25,6 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 import ddtree
 import dlm
 import drafter as drafting
+import targets
 import tasks
 import verify
 
@@ -202,7 +203,7 @@ def test_every_draft_writes_the_draft_free_text(block_size, rule, precision):
 def test_the_shipped_target_writes_the_same_text_with_the_shipped_drafters(task, rule):
     """Token identity for what ships with the project, in float64: trained target, trained order drafter, calibrated
     graph."""
-    target, shipped = dlm.load("embedded", dtype=torch.float64), os.path.dirname(GOLDEN)
+    target, shipped = targets.load("embedded", dtype=torch.float64), os.path.dirname(GOLDEN)
     drafter, sets = (
         drafting.load_drafter(os.path.join(shipped, "order")),
         ddtree.load_graph(os.path.join(shipped, "graph.json")),
@@ -506,7 +507,7 @@ def test_copies_in_one_pass_equal_one_at_a_time(blocks):
 
 def golden():
     """The golden checkpoint in float32 and what the reference implementation computes on it."""
-    return dlm.load(GOLDEN), load_file(os.path.join(GOLDEN, "expected.safetensors"))
+    return targets.load(GOLDEN), load_file(os.path.join(GOLDEN, "expected.safetensors"))
 
 
 @torch.inference_mode()
@@ -863,10 +864,10 @@ def test_broken_targets_are_refused(tmp_path, edit, named):
     """What is not whole is refused with one sentence that names the fault, and never filled up with random weights."""
     folder = str(tmp_path / "broken")
     shutil.copytree(GOLDEN, folder, ignore=shutil.ignore_patterns("expected*"))
-    dlm.load(folder)  # whole before it is broken
+    targets.load(folder)  # whole before it is broken
     edit(folder)
     with pytest.raises((ValueError, FileNotFoundError), match=named) as error:
-        dlm.load(folder)
+        targets.load(folder)
     assert one_sentence(error)
 
 
@@ -875,14 +876,14 @@ def test_several_stop_ids_in_a_config(tmp_path):
     folder = str(tmp_path / "list")
     shutil.copytree(GOLDEN, folder, ignore=shutil.ignore_patterns("expected*"))
     edit_config(eos_token_id=[95, 94])(folder)
-    assert dlm.load(folder).stop_ids == {94, 95}
-    assert dlm.load(GOLDEN).stop_ids == {95}
+    assert targets.load(folder).stop_ids == {94, 95}
+    assert targets.load(GOLDEN).stop_ids == {95}
 
 
 def test_an_unknown_target_is_refused():
     """An unknown name is answered with the names that are known."""
     with pytest.raises(FileNotFoundError, match="nowhere.*embedded") as error:
-        dlm.load("nowhere")
+        targets.load("nowhere")
     assert one_sentence(error)
 
 

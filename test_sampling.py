@@ -22,6 +22,7 @@ import torch
 import ddtree
 import dlm
 import drafter as drafting
+import targets
 import tasks
 import verify
 from test_exactness import (
@@ -299,7 +300,7 @@ def test_coupled_decoding_writes_the_draft_free_text(rule):
 
 def test_the_shipped_target_samples_the_same_text():
     """Coupled = draft-free for the shipped target, in float64, with the chain and a drafter that reads the noise."""
-    target = dlm.load("embedded", dtype=torch.float64)
+    target = targets.load("embedded", dtype=torch.float64)
     torch.manual_seed(0)
     drafts = [partial(ddtree.chain, budget=8), partial(ddtree.spot, budget=8, drafter=drafting.OrderDrafter().eval())]
     for seed, problem in enumerate(tasks.problems("code", "test", 2)):

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import dlm
+import targets
 from test_exactness import edit_config, edit_weights, one_sentence, remove_weights, truncate
 
 CHECKPOINTS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints")
@@ -36,7 +37,7 @@ L, S = 8, 24  # block and row of the golden logits
 def golden(family, dtype=torch.float32):
     """The golden checkpoint of a family and what the reference implementation computes on it."""
     folder = os.path.join(CHECKPOINTS, f"golden-{family}")
-    return dlm.load(folder, dtype=dtype, block_size=L), load_file(os.path.join(folder, "expected.safetensors"))
+    return targets.load(folder, dtype=dtype, block_size=L), load_file(os.path.join(folder, "expected.safetensors"))
 
 
 def copy(family, folder):
@@ -65,9 +66,9 @@ def conditionals(target, raw):
 
 
 def refused(*arguments, named="", **options):
-    """`dlm.load` must refuse with one sentence in which `named` (a regular expression) is found."""
+    """`targets.load` must refuse with one sentence in which `named` (a regular expression) is found."""
     with pytest.raises((ValueError, FileNotFoundError), match=named) as error:
-        dlm.load(*arguments, **options)
+        targets.load(*arguments, **options)
     assert one_sentence(error)
 
 
@@ -160,15 +161,15 @@ def test_what_a_target_says_of_itself(family, attention, shift, mask_id, stop_id
 def test_sizes_in_the_table(alias, gigabytes):
     """The table's sizes add up to the published checkpoints' bytes in bfloat16, and their ids and block are the
     table's."""
-    path, raw = dlm.known_config(alias)
-    family = dlm.FAMILIES[raw["model_type"]]
-    config = dlm.native_config(path, raw, family)
+    path, raw = targets.known_config(alias)
+    family = targets.FAMILIES[raw["model_type"]]
+    config = targets.native_config(path, raw, family)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert type(model) is family.model
     assert 2 * sum(p.numel() for p in model.parameters()) / 1e9 == pytest.approx(gigabytes, rel=0.015)
-    assert dlm.choose_block_size(path, raw, dlm.HUB[alias][0], None, True) == 32
-    mask_id, stop_ids = dlm.read_ids(path, raw, family, None, config.vocab_size)
+    assert targets.choose_block_size(path, raw, targets.HUB[alias][0], None, True) == 32
+    mask_id, stop_ids = targets.read_ids(path, raw, family, None, config.vocab_size)
     assert mask_id == family.known["mask_token_id"] and len(stop_ids) >= 1
 
 
@@ -178,10 +179,10 @@ def test_ids_from_the_files(family, tmp_path):
     folder = copy(family, tmp_path / "ids")
     with open(os.path.join(folder, "generation_config.json"), "w") as file:
         json.dump({"eos_token_id": [90, 91]}, file)
-    assert dlm.load(folder, block_size=L).stop_ids == {90, 91}
+    assert targets.load(folder, block_size=L).stop_ids == {90, 91}
     os.remove(os.path.join(folder, "generation_config.json"))
     edit_config(eos_token_id=[93, 94])(folder)
-    assert dlm.load(folder, block_size=L).stop_ids == {93, 94}
+    assert targets.load(folder, block_size=L).stop_ids == {93, 94}
 
 
 @pytest.mark.parametrize("name, config, asked, right", [
@@ -196,13 +197,13 @@ def test_ids_from_the_files(family, tmp_path):
 def test_where_the_block_size_comes_from(name, config, asked, right):
     """As asked for, else as SDAR's names say it, else as config.json says it."""
     raw = {"model_type": "sdar"} | ({"block_size": config} if config else {})
-    assert dlm.choose_block_size("config.json", raw, name, asked, False) == right
+    assert targets.choose_block_size("config.json", raw, name, asked, False) == right
 
 
 @pytest.mark.parametrize("model_type", ("llada2_moe", "llada", "Dream"))
 def test_the_usual_block_size(model_type):
     """32 for the families whose block size is the decoder's choice."""
-    assert dlm.choose_block_size("config.json", {"model_type": model_type}, "x/y", None, False) == 32
+    assert targets.choose_block_size("config.json", {"model_type": model_type}, "x/y", None, False) == 32
 
 
 # ------------------------------------------------------------------------------------------------------- prompts
@@ -216,16 +217,16 @@ def test_the_real_sdar_prompt():
     """SDAR-8B's own template and tokens (its vocabulary cut to what is needed here, with its ids): ChatML, no system
     prompt, no think tags."""
     folder = os.path.join(CHECKPOINTS, "golden-sdar-tokenizer")
-    tokenizer = dlm.load_tokenizer(folder, dlm.SDAR)
+    tokenizer = targets.load_tokenizer(folder, targets.SDAR)
     user, answer = [151644, 872, 198], [151645, 198, 151644, 77091, 198]
     assert encode(tokenizer, "What is 17 plus 25?") == (
         user + [3838, 374, 220, 16, 22, 5519, 220, 17, 20, 30] + answer
     )  # one token a digit
     assert encode(tokenizer, "naïve café\n") == user + [3376, 37572, 586, 51950, 198] + answer
-    path, raw = dlm.read_folder(folder)
-    assert dlm.read_ids(path, raw, dlm.SDAR, tokenizer, 151936) == (151669, {151643, 151645})
+    path, raw = targets.read_folder(folder)
+    assert targets.read_ids(path, raw, targets.SDAR, tokenizer, 151936) == (151669, {151643, 151645})
     raw.pop("mask_token_id"), raw.pop("eos_token_id")
-    assert dlm.read_ids(path, raw, dlm.SDAR, tokenizer, 151936) == (151669, {151643, 151645})
+    assert targets.read_ids(path, raw, targets.SDAR, tokenizer, 151936) == (151669, {151643, 151645})
 
 
 def test_the_prompt_of_llada2():
@@ -240,12 +241,12 @@ def test_the_prompt_of_llada2():
 
 
 @pytest.mark.parametrize("family, source, right", [
-    (dlm.SDAR, "golden-sdar-tokenizer", "<|im_start|>user\nA {}\n'\"<|im_end|>\n<|im_start|>assistant\n"),
-    (dlm.DREAM, "golden-sdar-tokenizer", "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    (targets.SDAR, "golden-sdar-tokenizer", "<|im_start|>user\nA {}\n'\"<|im_end|>\n<|im_start|>assistant\n"),
+    (targets.DREAM, "golden-sdar-tokenizer", "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
      "<|im_start|>user\nA {}\n'\"<|im_end|>\n<|im_start|>assistant\n"),
-    (dlm.LLADA, "golden-llada2", "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nA {}\n'\"<|eot_id|>"
+    (targets.LLADA, "golden-llada2", "<|startoftext|><|start_header_id|>user<|end_header_id|>\n\nA {}\n'\"<|eot_id|>"
      "<|start_header_id|>assistant<|end_header_id|>\n\n"),
-    (dlm.LLADA2, "golden-llada2", "<role>SYSTEM</role>detailed thinking off<|role_end|><role>HUMAN</role>A {}\n'\""
+    (targets.LLADA2, "golden-llada2", "<role>SYSTEM</role>detailed thinking off<|role_end|><role>HUMAN</role>A {}\n'\""
      "<|role_end|><role>ASSISTANT</role>"),
 ])  # fmt: skip
 def test_templates_in_the_table(family, source, right, tmp_path):
@@ -255,12 +256,12 @@ def test_templates_in_the_table(family, source, right, tmp_path):
         os.path.join(CHECKPOINTS, source), folder, ignore=shutil.ignore_patterns("*.jinja", "*.safetensors")
     )
     path = os.path.join(folder, "tokenizer_config.json")
-    settings = dlm.read_json(path)
+    settings = targets.read_json(path)
     settings.pop("chat_template", None)
     with open(path, "w") as file:
         json.dump(settings, file)
     chat = [{"role": "user", "content": "A {}\n'\""}]
-    tokenizer = dlm.load_tokenizer(folder, family)
+    tokenizer = targets.load_tokenizer(folder, family)
     assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) == right
 
 
@@ -269,7 +270,7 @@ def test_a_template_of_the_checkpoint_comes_first(tmp_path):
     folder = copy("llada2", tmp_path / "own")
     with open(os.path.join(folder, "chat_template.jinja"), "w") as file:
         file.write("<role>{{ messages[0].content }}</role>")
-    tokenizer = dlm.load_tokenizer(folder, dlm.LLADA2)
+    tokenizer = targets.load_tokenizer(folder, targets.LLADA2)
     assert tokenizer.convert_ids_to_tokens(encode(tokenizer, "What")) == ["<role>", "What", "</role>"]
 
 
@@ -278,11 +279,11 @@ def test_tokens_off_their_ids_are_refused(tmp_path):
     folder = str(tmp_path / "short")
     shutil.copytree(os.path.join(CHECKPOINTS, "golden-sdar-tokenizer"), folder)
     path = os.path.join(folder, "vocab.json")
-    words = {word: i for word, i in dlm.read_json(path).items() if i < 151643}
+    words = {word: i for word, i in targets.read_json(path).items() if i < 151643}
     with open(path, "w") as file:
         json.dump(words, file)
     with pytest.raises(ValueError, match="has id .*, not 1516") as error:
-        dlm.load_tokenizer(folder, dlm.SDAR)
+        targets.load_tokenizer(folder, targets.SDAR)
     assert one_sentence(error)
 
 
@@ -295,7 +296,10 @@ def test_random_weights_of_a_folder(family, tmp_path):
     folder = copy(family, tmp_path / "bare")
     remove_weights(folder)
     torch.manual_seed(0)
-    target, (real, expected) = dlm.load(folder, dtype=torch.bfloat16, block_size=L, random_weights=True), golden(family)
+    target, (real, expected) = (
+        targets.load(folder, dtype=torch.bfloat16, block_size=L, random_weights=True),
+        golden(family),
+    )
     tensors, right = target.model.state_dict(), real.model.state_dict()
     assert {k: v.shape for k, v in tensors.items()} == {k: v.shape for k, v in right.items()}
     assert all(tensor.isfinite().all() for tensor in tensors.values()) and target.dtype == torch.bfloat16
@@ -309,20 +313,20 @@ def test_random_weights_of_a_folder(family, tmp_path):
 @pytest.mark.parametrize("alias", ["sdar-8b", "llada2.0-mini", "llada-8b", "dream-7b"])
 def test_random_weights_of_an_alias(alias, monkeypatch):
     """From the table alone: no file, no network, no tokenizer; here with the sizes made small."""
-    hub, model_type, _ = dlm.HUB[alias]
+    hub, model_type, _ = targets.HUB[alias]
     small = dict(num_hidden_layers=2, hidden_size=16, intermediate_size=8, num_attention_heads=4, num_key_value_heads=2,
                  head_dim=4, num_experts=16, moe_intermediate_size=8, n_layers=2, d_model=16, mlp_hidden_size=8,
                  n_heads=4, n_kv_heads=4)  # fmt: skip
-    known = dlm.FAMILIES[model_type].known
+    known = targets.FAMILIES[model_type].known
     for name in [name for name in small if name in known]:
         monkeypatch.setitem(known, name, small[name])
     if model_type == "sdar":
-        monkeypatch.setitem(dlm.HUB, alias, (hub, model_type, (16, 8, 2, 4)))
-    monkeypatch.setattr(dlm, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
-    target = dlm.load(alias, dtype=torch.bfloat16, random_weights=True)
+        monkeypatch.setitem(targets.HUB, alias, (hub, model_type, (16, 8, 2, 4)))
+    monkeypatch.setattr(targets, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
+    target = targets.load(alias, dtype=torch.bfloat16, random_weights=True)
     assert target.block_size == 32 and target.tokenizer is None
     assert target.mask_id == known["mask_token_id"] and target.stop_ids == set(known["stop_token_ids"])
-    assert dlm.load(alias, random_weights=True, block_size=16).block_size == 16
+    assert targets.load(alias, random_weights=True, block_size=16).block_size == 16
     if target.attention == "block":
         out = target.forward([(target.mask_id,) * 32], [1], target.prefill(list(range(32))), {})
         assert out.states.shape == (1, 32)
@@ -359,21 +363,21 @@ def cache(tmp_path, monkeypatch):
 )
 def test_a_cached_checkpoint_needs_no_network(family, alias, cache):
     """By alias and by hub id; SDAR's block size, which its config.json lacks, comes from the repository's name."""
-    hub = dlm.HUB[alias][0]
+    hub = targets.HUB[alias][0]
     edit_config(block_size=None)(cache(family, hub))
     for name in (alias, hub):
-        target = dlm.load(name)
-        assert target.block_size == 32 and type(target.model) is dlm.FAMILIES[dlm.HUB[alias][1]].model
-    assert dlm.load(alias, block_size=16).block_size == 16
+        target = targets.load(name)
+        assert target.block_size == 32 and type(target.model) is targets.FAMILIES[targets.HUB[alias][1]].model
+    assert targets.load(alias, block_size=16).block_size == 16
 
 
 def test_a_sibling_of_another_block_size(cache):
     """Any repository of the hub can be named; -b16 says the block size."""
     edit_config(block_size=None)(cache("sdar", "JetLM/SDAR-8B-Chat-b16"))
-    assert dlm.load("JetLM/SDAR-8B-Chat-b16").block_size == 16
+    assert targets.load("JetLM/SDAR-8B-Chat-b16").block_size == 16
 
 
-@pytest.mark.parametrize("name", [*dlm.HUB, "JetLM/SDAR-8B-Chat-b16", "no-such/repository"])
+@pytest.mark.parametrize("name", [*targets.HUB, "JetLM/SDAR-8B-Chat-b16", "no-such/repository"])
 def test_an_unreachable_hub_is_one_sentence(name, cache):
     """Neither cached nor to be fetched."""
     refused(name, named="cannot fetch .*/.* from the hub.*network")
@@ -395,8 +399,8 @@ def test_only_data_is_fetched(monkeypatch, tmp_path):
             raise FileNotFoundError("not cached")
         return copy("sdar", tmp_path / "fetched")
 
-    monkeypatch.setattr(dlm, "snapshot_download", download)
-    assert dlm.load("someone/SDAR").mask_id == 96
+    monkeypatch.setattr(targets, "snapshot_download", download)
+    assert targets.load("someone/SDAR").mask_id == 96
     assert set(asked) == {"*.json", "*.safetensors", "*.txt", "*.jinja"}
 
 
@@ -447,9 +451,9 @@ def test_tensors_that_do_not_fit_are_refused(family, fault, tmp_path):
 def test_broken_files_are_refused(family, tmp_path):
     """Truncated, lost or missing files of weights; whole ones in two shards are read."""
     folder = copy(family, tmp_path / "whole")
-    right = dlm.load(folder, block_size=L).model.state_dict()
+    right = targets.load(folder, block_size=L).model.state_dict()
     shards(folder)
-    got = dlm.load(folder, block_size=L).model.state_dict()
+    got = targets.load(folder, block_size=L).model.state_dict()
     assert all(torch.equal(got[name], right[name]) for name in right)
     second = os.path.join(folder, "model-00002-of-00002.safetensors")
     os.truncate(second, os.path.getsize(second) - 100)
@@ -516,7 +520,7 @@ def test_an_unknown_model_type_is_refused(model_type, tmp_path):
 def test_an_unknown_name_is_answered_with_the_known_ones(name):
     """All aliases are listed."""
     for random_weights in (False, True):
-        refused(name, random_weights=random_weights, named=".*".join(["no model", "embedded", *dlm.HUB]))
+        refused(name, random_weights=random_weights, named=".*".join(["no model", "embedded", *targets.HUB]))
 
 
 @pytest.mark.parametrize("device", ("cuda:99", "gpu", "meta-data"))
@@ -527,9 +531,9 @@ def test_an_unknown_device_is_refused(device):
 
 def test_several_devices_need_accelerate(monkeypatch):
     """device auto is the library's own placement; it and random weights on several devices are refused in words."""
-    monkeypatch.setattr(dlm, "is_accelerate_available", lambda: False)
+    monkeypatch.setattr(targets, "is_accelerate_available", lambda: False)
     refused("embedded", "auto", named="accelerate")
-    monkeypatch.setattr(dlm, "is_accelerate_available", lambda: True)
+    monkeypatch.setattr(targets, "is_accelerate_available", lambda: True)
     refused("sdar-1.7b", "auto", random_weights=True, named="one device")
 
 
@@ -537,5 +541,5 @@ def test_outputs_of_a_spread_model_are_gathered():
     """The hooks that bring outputs to the first device leave a model on one device as it is."""
     target, expected = golden("sdar")
     before = uncached(target, expected["ids"])
-    target.model = dlm.gather(target.model)
+    target.model = targets.gather(target.model)
     assert torch.equal(uncached(target, expected["ids"]), before)

@@ -32,6 +32,7 @@ from transformers import Qwen2Tokenizer, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 import dlm
+import targets
 import tasks
 from drafter import OrderDrafter, Stale
 
@@ -285,7 +286,7 @@ def lockstep(target, decoder, prompts, watch):
 
 def accuracy(model, n, gen_len, seed):
     """Print the share of `n` held-out prompts of each task that exact decoding answers rightly."""
-    target, decoder = dlm.load(model), dlm.Decoder(gen_len=gen_len)
+    target, decoder = targets.load(model), dlm.Decoder(gen_len=gen_len)
     for task in tasks.TASKS:
         same = {}
         for problem in tasks.problems(task, "test", n, seed):
@@ -369,7 +370,7 @@ def collect_shards(model, folder, n, per_shard, gen_len, seed, temperatures=(0.0
 
     Temperatures take turns from shard to shard, each with noise of its own.
     """
-    target = dlm.load(model)
+    target = targets.load(model)
     decoders = [dlm.Decoder(gen_len=gen_len, temperature=t, confidence=confidence) for t in temperatures]
     drawn = [tasks.problems(task, "train", math.ceil(n * share), seed) for task, share in MIX.items()]
     prompts = [target.encode(p.prompt) for problems in drawn for p in problems]
