@@ -136,20 +136,20 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
     """
     canvas = dlm.Canvas(target, decoder, prompt)
     half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
-    logits = target.forward([half], [canvas.block], canvas.prefix, {}).unit(0)
+    log_probs = target.forward([half], [canvas.block], canvas.prefix, {}).unit(0)
     sizes = sorted({1, 2, 3, 5, 7, 9, 13, 17, 21, largest} & set(range(largest + 1)))
     passes, drafts, first = {n: [] for n in sizes}, {n: [] for n in sizes}, []
     for _ in range(repeats):
         begin = time.perf_counter()
-        order = drafter.order(Stale(decoder, half, target.mask_id, canvas.block, logits))
-        order(np.zeros((1, len(logits)), dtype=bool))  # reads the stale features, then one call
+        order = drafter.order(Stale(decoder, half, target.mask_id, canvas.block, log_probs))
+        order(np.zeros((1, len(log_probs)), dtype=bool))  # reads the stale features, then one call
         first.append(time.perf_counter() - begin)
         for n in sizes:
             begin = time.perf_counter()
             decoder.transition(target.forward([half] * n, [canvas.block] * n, canvas.prefix, {}))
             passes[n].append(time.perf_counter() - begin)
             begin = time.perf_counter()
-            order(np.zeros((n, len(logits)), dtype=bool))
+            order(np.zeros((n, len(log_probs)), dtype=bool))
             drafts[n].append(time.perf_counter() - begin)
     zero = max(0.0, np.percentile(first, 25) - np.percentile(drafts[1], 25))
     return ddtree.Costs(

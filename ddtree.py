@@ -77,9 +77,7 @@ def grow(stale, canvas, order, budget, floor=0.0, go_on=None):
         for c in candidates[np.argsort(-child[candidates], kind="stable")].tolist():
             i, j, r = c // (2 * k), c // 2 % k, c % 2
             state = commit(states[frontier[i]], positions[j], seen.tokens[j][r])
-            if state in known or canvas.is_final(
-                state
-            ):  # a final state is its parent's own F: nothing to verify [ours]
+            if state in known or canvas.is_leaf(state):  # nothing to verify [ours]
                 continue
             known.add(state)
             fresh.append(len(states))
@@ -142,7 +140,7 @@ def path_tree(stale, canvas, budget, choose):
     tree = root_only(canvas)
     while len(tree.masses) <= budget and undecided(stale, canvas, tree.states[-1]):
         state = commit(tree.states[-1], *choose(tree.states[-1]))
-        if canvas.is_final(state):
+        if canvas.is_leaf(state):
             break
         tree.states.append(state)
         tree.parents.append(len(tree.masses) - 1)
@@ -221,7 +219,7 @@ def graph(stale, canvas, budget, sets):
         before = tree.states[node[parent]]
         at = undecided(stale, canvas, before)[i - sum(rank < i for rank, _ in parent)]
         state = commit(before, stale.positions[at], stale.at(step_of(canvas, before)).tokens[at][j])
-        if canvas.is_final(state):
+        if canvas.is_leaf(state):
             continue
         node[pairs] = len(tree.states)
         tree.states.append(state)

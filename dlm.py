@@ -17,9 +17,22 @@ from dataclasses import dataclass, field
 import torch
 from transformers import AttentionInterface
 
-RULES = {"exact": None, "threshold": 0.9, "product": 0.9, "factor": 1.0, "entropy": 0.1}  # commit rules, default values
+RULES = {  # commit rules and their default values
+    "exact": None,
+    "sequential": None,
+    "threshold": 0.9,
+    "product": 0.9,
+    "factor": 1.0,
+    "entropy": 0.1,
+}
+RELEASED = {  # what SDAR's released code calls them
+    "low_confidence_static": "exact",
+    "low_confidence_dynamic": "threshold",
+    "entropy_bounded": "entropy",
+}
 PRECISIONS = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-CONFIDENCES = ("sampled", "distribution")  # of the token that was drawn, as released code has it; of the likeliest one
+CONFIDENCES = ("sampled", "distribution", "margin", "entropy")  # see Decoder.read
+CACHES = ("none", "prefix", "dual")  # of a full-attention target: see FullCanvas
 NOISES = ("step", "position")  # what indexes the noise; "position" alone changes the law, and is here to show that
 COLDEST, HOTTEST = 1e-6, 100.0  # temperatures that are taken, beside 0
 CHUNK = 1 << 25  # logits that exist at once
@@ -96,16 +109,19 @@ def commit_order(score, masked):
     return order, sorted_score
 
 
-def commits(rule, value, confidence, entropy, masked):
-    """The set of masked positions that `rule` commits now (section 7's table); at least one wherever a mask is left.
+def commits(rule, value, confidence, entropy, masked, least=1):
+    """The set of masked positions that `rule` commits now (section 7's table); at least `least` (an int or int64 [...,
+    1]) as far as masks are left.
 
     With c₁ ≥ c₂ ≥ … sorted: exact: top 1; threshold: c > τ; product: largest n with Π_{j≤n} c_j ≥ τ;
     factor: largest n with (n+1)(1−c_n) ≤ f; entropy: sorted by entropy, largest k with Σ_{j≤k} H_j − max H ≤ γ.
-    confidence, entropy (only read by `entropy`), masked: [..., L]. Returns bool [..., L].
+    sequential: the first from the left. confidence, entropy (only read by `entropy`), masked: [..., L]. Returns bool
+    [..., L].
     """
-    order, c = commit_order(-entropy if rule == "entropy" else confidence, masked)
+    score = -entropy if rule == "entropy" else torch.zeros_like(confidence) if rule == "sequential" else confidence
+    order, c = commit_order(score, masked)
     n = torch.arange(1, c.shape[-1] + 1, device=c.device)
-    if rule == "exact":
+    if rule in ("exact", "sequential"):
         holds = (n == 1).expand_as(c)
     elif rule == "threshold":
         holds = c > value
@@ -116,7 +132,7 @@ def commits(rule, value, confidence, entropy, masked):
     else:
         holds = (-c).cumsum(-1) - (-c).cummax(-1).values <= value
     holds = holds & (c > -torch.inf)
-    count = holds.sum(-1, keepdim=True).clamp(min=1)  # every condition is monotone in n
+    count = holds.sum(-1, keepdim=True).clamp(min=least)  # every condition is monotone in n
     return torch.zeros_like(masked).scatter(-1, order, (n <= count)) & masked
 
 
@@ -152,11 +168,13 @@ def gumbel(seed, block, step, position, size):
 class Decoder:
     """What turns conditionals into the next state: the commit rule and, at T > 0, how tokens are drawn (section 6).
 
-    value: the rule's threshold. precision: bfloat16 rounds probabilities before they are compared [ours, as released
+    value: the rule's threshold; least: commits per pass at least, released code's block_size / steps, or {decided
+    positions: commits} where they vary (see `linear_schedule`). precision: bfloat16 rounds probabilities before they are compared [ours, as released
     code does at full size]; float32 compares them as they are. gen_len: new tokens after which generation stops, at a
     block's end. temperature, top_k, top_p: the law that tokens are drawn from, in this order, as in the released SDAR
-    decoder; 0 takes the likeliest. confidence: of the `sampled` token (released) or of the `distribution` (its
-    largest); tempered: read it from that law (SDAR) and not from the model's own softmax (LLaDA). noise: `step` draws
+    decoder; 0 takes the likeliest. confidence: probability of the `sampled` token (released) or of the likeliest one of
+    the `distribution`; `margin` and `entropy` are Dream's; tempered: read it from that law (SDAR) and not from the
+    model's own softmax (LLaDA). noise: `step` draws
     anew at every commit, which keeps the law; `position` once per position, which does not for a sampled confidence.
     """
 
@@ -171,8 +189,10 @@ class Decoder:
     confidence: str = "sampled"
     tempered: bool = False
     noise: str = "step"
+    least: int | dict = 1
 
     def __post_init__(self):
+        self.rule = RELEASED.get(self.rule, self.rule)
         for kind, known in (
             ("rule", RULES),
             ("precision", PRECISIONS),
@@ -181,6 +201,8 @@ class Decoder:
         ):
             if getattr(self, kind) not in known:
                 raise ValueError(f"unknown {kind} {getattr(self, kind)!r}: choose from {', '.join(known)}")
+        if not isinstance(self.least, dict) and self.least < 1:
+            raise ValueError(f"least is {self.least}: commit at least 1 position per pass")
         if self.gen_len < 1:
             raise ValueError(f"gen_len is {self.gen_len}: ask for at least 1 new token")
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
@@ -197,10 +219,10 @@ class Decoder:
         """Probabilities at the decoder's precision, in the type they came in."""
         return probability.bfloat16().to(probability.dtype) if self.precision == "bfloat16" else probability
 
-    def law(self, logits):
-        """log p(v) of the law that tokens are drawn from at T > 0: softmax(logits / T), the top_k likeliest of it, of
+    def law(self, log_probs):
+        """log p(v) of the law that tokens are drawn from at T > 0: softmax(log_probs / T), the top_k likeliest of it, of
         these the likeliest up to and including the one that brings their sum over top_p. [..., V], same type."""
-        law = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).log_softmax(-1)
+        law = ((log_probs - log_probs.amax(-1, keepdim=True)) / self.temperature).log_softmax(-1)
         if self.top_k is not None and self.top_k < law.shape[-1]:
             least = law.topk(self.top_k, -1).values[..., -1:]
             law = law.masked_fill(law < least, -torch.inf).log_softmax(-1)
@@ -210,38 +232,71 @@ class Decoder:
             law = law.masked_fill((before > self.top_p).gather(-1, order.argsort(-1)), -torch.inf).log_softmax(-1)
         return law
 
-    def perturbed(self, logits, block, step, position):
-        """T·(log p(v) + G_v), float64 [M, V], whose argmax is a draw from the law (section 6); the logits at T = 0.
+    def perturbed(self, log_probs, block, step, position):
+        """T·(log p(v) + G_v), float64 [M, V], whose argmax is a draw from the law (section 6); the log_probs at T = 0.
 
-        Of M rows of logits [M, V]; block, step (decided positions of the state) and position, int64 [M], name the
+        Of M rows of log_probs [M, V]; block, step (decided positions of the state) and position, int64 [M], name the
         noise. Scaled by T, so that its softmax goes over into the conditional as T falls to 0 [ours].
         """
         if self.temperature == 0:
-            return logits
+            return log_probs
         step = step if self.noise == "step" else torch.zeros_like(step)
-        noise = gumbel(self.seed, block, step, position, logits.shape[1])
-        return self.temperature * (self.law(logits.double()) + noise)
+        noise = gumbel(self.seed, block, step, position, log_probs.shape[1])
+        return self.temperature * (self.law(log_probs.double()) + noise)
 
-    def read(self, logits, tokens):
-        """Of M rows, confidence in `tokens` (int64 [M]) at the decoder's precision, and entropy, both [M]."""
+    def read(self, log_probs, tokens):
+        """Of M rows, confidence in `tokens` (int64 [M]) at the decoder's precision, and entropy, both [M].
+
+        sampled: p(token); distribution: max p; margin: p₁ − p₂; entropy: exp(−H), which orders as −H does.
+        """
         tempered = self.tempered and self.temperature > 0
-        probs = self.law(logits).exp() if tempered else logits.softmax(-1)
-        chosen = probs.amax(-1) if self.confidence == "distribution" else probs.gather(1, tokens[:, None])[:, 0]
-        return self.rounded(chosen), torch.special.entr(probs).sum(-1) if self.rule == "entropy" else chosen
+        probs = (self.law(log_probs) if tempered else log_probs).exp()
+        entropy = probs[:, 0]
+        if "entropy" in (self.rule, self.confidence):
+            entropy = torch.special.entr(probs).sum(-1)
+        if self.confidence == "sampled":
+            confidence = probs.gather(1, tokens[:, None])[:, 0]
+        elif self.confidence == "distribution":
+            confidence = probs.amax(-1)
+        elif self.confidence == "margin":
+            confidence = -probs.topk(2, -1).values.diff()[:, 0]
+        else:
+            confidence = (-entropy).exp()
+        return self.rounded(confidence), entropy
+
+    def quota(self, step):
+        """Commits per pass at least, of units with `step` decided positions (int64 [U]): an int or int64 [U, 1]."""
+        if not isinstance(self.least, dict):
+            return self.least
+        return torch.tensor([[self.least.get(decided, 1)] for decided in step.tolist()], device=step.device)
 
     @torch.inference_mode()
     def transition(self, out):
         """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids."""
         unit, position = out.masked.nonzero(as_tuple=True)
-        block, step = out.blocks[unit], (~out.masked).sum(1)[unit]
+        decided = (~out.masked).sum(1)
+        block, step = out.blocks[unit], decided[unit]
         tokens = torch.zeros_like(out.states)
         confidence, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
         for rows in out.chunks():
-            logits, at = out.logits(rows), (unit[rows], position[rows])
-            tokens[at] = self.perturbed(logits, block[rows], step[rows], position[rows]).argmax(-1)
-            confidence[at], entropy[at] = (part.double() for part in self.read(logits, tokens[at]))
-        now = commits(self.rule, self.value, confidence, entropy, out.masked)
+            log_probs, at = out.log_probs(rows), (unit[rows], position[rows])
+            tokens[at] = self.perturbed(log_probs, block[rows], step[rows], position[rows]).argmax(-1)
+            confidence[at], entropy[at] = (part.double() for part in self.read(log_probs, tokens[at]))
+        now = commits(self.rule, self.value, confidence, entropy, out.masked, self.quota(decided))
         return [tuple(state) for state in torch.where(now, tokens, out.states).tolist()]
+
+
+def linear_schedule(masks, steps, last=1e-3):
+    """Dream's commits per pass, {decided: commits}: of `masks` positions, int(left·(1 − s/t)) at t → s along linspace(1,
+    last, steps + 1), all at the last step. Steps that would commit nothing are left out: they change no state."""
+    times = torch.linspace(1, last, steps + 1).tolist()
+    schedule, decided = {}, 0
+    for step, (t, s) in enumerate(zip(times, times[1:]), 1):
+        commits_now = int((masks - decided) * (1 - s / t)) if step < steps else masks - decided
+        if commits_now:
+            schedule[decided] = commits_now
+            decided += commits_now
+    return schedule
 
 
 # ------------------------------------------------------------------------------------------------- the target
@@ -250,8 +305,8 @@ class Decoder:
 @dataclass
 class Pass:
     """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `masked` bool [U, L];
-    `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to logits of
-    `size` ids; `record`, per layer (K, V) of all units. Logits are made as they are read, never all of them at once.
+    `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to the conditionals
+    of `size` ids; `record`, per layer (K, V) of all units. Conditionals are made as they are read, never all at once.
     """
 
     states: torch.Tensor
@@ -261,26 +316,33 @@ class Pass:
     head: Callable
     size: int
     record: list
+    partial: bool = False  # not all undecided positions can be read
+
+    def keep_first(self):
+        """Leave only the first position of each unit to be read, where the others' conditionals are not to be used."""
+        first = torch.zeros_like(self.masked)
+        first[:, 0] = self.masked[:, 0]
+        self.hidden, self.masked, self.partial = self.hidden[first[self.masked]], first, True
 
     def chunks(self):
-        """Slices of the M masked positions whose logits may exist at once."""
+        """Slices of the M masked positions whose conditionals may exist at once."""
         rows = max(1, CHUNK // self.size)
         return [slice(start, start + rows) for start in range(0, len(self.hidden), rows)]
 
-    def logits(self, rows):
-        """Logits [m, V] of a slice of the M masked positions; −inf for ids that must never be committed."""
-        logits = self.head(self.hidden[rows])
-        if logits.isnan().any():
+    def log_probs(self, rows):
+        """log p_s(v) [m, V] of a slice of the M masked positions; −inf for ids that must never be committed."""
+        log_probs = self.head(self.hidden[rows])
+        if log_probs.isnan().any():
             raise FloatingPointError(
                 "the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32"
             )
-        return logits
+        return log_probs
 
     def unit(self, u):
-        """The logits [k, V] of unit u's k masked positions."""
+        """log p_s(v) [k, V] of unit u's k masked positions."""
         count = self.masked.sum(1).tolist()
         start = sum(count[:u])
-        return self.logits(slice(start, start + count[u]))
+        return self.log_probs(slice(start, start + count[u]))
 
 
 class Target:
@@ -295,44 +357,49 @@ class Target:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.block_size, self.mask_id, self.stop_ids = block_size, mask_id, frozenset(stop_ids)
         self.attention, self.shift, self.stops = attention, shift, attention == "block"
+        self.cache = "dual"  # of a full-attention target: see FullCanvas
+        self.whole_softmax = False  # True: over all ids, as in released code, also over those never committed
         self.n_ids = len(tokenizer) if tokenizer is not None else model.config.vocab_size
         self.device, self.dtype = model.device, model.dtype
 
     @torch.inference_mode()
-    def forward(self, states, blocks, prefix, parents):
+    def forward(self, states, blocks, prefix, parents, origin=0, lead=(), tail=()):
         """One pass over U units: `states`, a list of tuples of L ids; unit u stands at block `blocks[u]` behind
         `prefix`.
 
-        parents: {unit: unit it also sees}, for a next block appended to a finished one. Logits are computed at masked
-        positions only. Returns a Pass. With a prefix of batch size B, `states` holds B·U tuples, row by row.
+        parents: {unit: unit it also sees}, for a next block appended to a finished one. origin: absolute position of
+        block 0; lead, tail: ids around the block that every unit brings along. Logits can be read at masked positions
+        only. Returns a Pass. With a prefix of batch size B, `states` holds B·U tuples, row by row.
         """
-        U, L = len(blocks), self.block_size
-        states = torch.tensor(states, device=self.device)
-        units = Units(L, prefix, record=[])
+        U, L, S = len(blocks), self.block_size, len(lead) + self.block_size + len(tail)
+        states, blocks, lead, tail = (torch.tensor(x, device=self.device).long() for x in (states, blocks, lead, tail))
+        units = Units(S, prefix, record=[])
         if parents:
             units.context = torch.tensor(sorted(set(parents.values())), device=self.device)
             units.sees = torch.zeros(U, len(units.context), dtype=torch.bool, device=self.device)
             for child, parent in parents.items():
                 units.sees[child] |= units.context == parent
-        positions = (torch.tensor(blocks, device=self.device)[:, None] * L + torch.arange(L, device=self.device)).view(
-            1, -1
-        )
+        rows = torch.cat([lead.expand(len(states), -1), states, tail.expand(len(states), -1)], 1)
+        positions = origin + blocks[:, None] * L - len(lead) + torch.arange(S, device=self.device)
         hidden = self.model.model(
-            input_ids=states.view(-1, U * L), position_ids=positions, units=units, use_cache=False
-        ).last_hidden_state
+            input_ids=rows.view(-1, U * S), position_ids=positions.view(1, -1), units=units, use_cache=False
+        ).last_hidden_state.view(-1, S, self.model.config.hidden_size)
+        at = (torch.arange(L, device=self.device) + len(lead) - int(self.shift)).clamp(min=0)
         masked = states == self.mask_id
-        blocks = torch.tensor(blocks, device=self.device).repeat(len(states) // U)
-        hidden = hidden.view(-1, L, hidden.shape[-1])[masked]
-        return Pass(states, blocks, masked, hidden, self.logits, self.model.config.vocab_size, units.record)
+        hidden = hidden[:, at][masked]
+        blocks = blocks.repeat(len(states) // U)
+        return Pass(states, blocks, masked, hidden, self.log_probs, self.model.config.vocab_size, units.record)
 
     @torch.inference_mode()
-    def logits(self, hidden):
-        """Logits [m, V] of hidden states [m, h], in float32 or float64; −inf for [MASK] and untrained ids."""
+    def log_probs(self, hidden):
+        """log p_s(v) of hidden states [m, h], [m, V] in float32 or float64; −inf for [MASK] and untrained ids, whose
+        share is missing from the sum if `whole_softmax`."""
         logits = self.model.lm_head(hidden)
         logits = logits if logits.dtype == torch.float64 else logits.float()
+        total = logits.logsumexp(-1, keepdim=True) if self.whole_softmax else None
         logits[:, self.mask_id] = -torch.inf
         logits[:, self.n_ids :] = -torch.inf
-        return logits
+        return logits.sub_(logits.logsumexp(-1, keepdim=True) if total is None else total)
 
     @torch.inference_mode()
     def prefill(self, ids):
@@ -383,12 +450,14 @@ class Canvas:
     On the host a state is a tuple of L token ids, so that states can be compared and looked up; prompt int64 [P].
     """
 
+    crosses = True  # a finished block and the next one fit in one pass
+
     def __init__(self, target, decoder, prompt):
         L, P = target.block_size, len(prompt)
         context = target.model.config.max_position_embeddings
         if P < 1:
             raise ValueError("the prompt is empty: give at least one token")
-        if -(-(P + decoder.gen_len) // L) * L > context:
+        if self.length(L, P, decoder.gen_len) > context:
             raise ValueError(
                 f"{P} prompt tokens and {decoder.gen_len} new ones exceed the context of {context}: shorten one of them"
             )
@@ -399,15 +468,30 @@ class Canvas:
             )
         self.target, self.decoder, self.prompt = target, decoder, P
         self.blank = (target.mask_id,) * L  # a block in which nothing is decided
+        self.begin(ids)
+
+    @staticmethod
+    def length(L, P, gen_len):
+        """Positions up to the end of the block in which the answer ends at the latest."""
+        return -(-(P + gen_len) // L) * L
+
+    def begin(self, ids):
+        """Lay out the prompt: complete blocks are cached, the rest begins the first active block."""
+        L, P = self.target.block_size, len(ids)
+        self.origin = 0  # absolute position of block 0
         self.done = ids[: P // L * L]  # tokens of finished blocks
         self.state = tuple(ids[len(self.done) :]) + self.blank[P % L :]
-        self.prefix = target.prefill(self.done)
+        self.prefix = self.target.prefill(self.done)
         self.passes = {"prefill": int(P >= L), "denoise": 0, "kv_commit": 0}
 
     @property
     def block(self):
-        """Index of the active block, counted from absolute position 0."""
-        return len(self.done) // self.target.block_size
+        """Index of the active block."""
+        return (len(self.done) - self.origin) // self.target.block_size
+
+    def look(self, states, blocks, parents):
+        """The target's pass over units of the active block, and of the next one behind their `parents`."""
+        return self.target.forward(states, blocks, self.prefix, parents)
 
     def is_complete(self, state):
         return self.target.mask_id not in state
@@ -417,11 +501,15 @@ class Canvas:
         if not self.is_complete(state):
             return False
         new = state[max(0, self.prompt - len(self.done)) :]
-        return len(self.done) + len(state) - self.prompt >= self.decoder.gen_len or not self.target.stop_ids.isdisjoint(
-            new
-        )
+        stopped = self.target.stops and not self.target.stop_ids.isdisjoint(new)
+        return stopped or len(self.done) + len(state) - self.prompt >= self.decoder.gen_len
 
-    def advance(self, state, out, u):
+    def is_leaf(self, state):
+        """True for a state of which a pass would tell nothing: it is its parent's own F, and no block follows in the
+        same pass."""
+        return self.is_final(state)
+
+    def advance(self, state, out=None, u=None):
         """Close the active block with `state`, whose K and V are unit u of the pass `out`; the next block is blank."""
         self.done = self.done + list(state)
         self.prefix = self.target.extend(self.prefix, out, u)
@@ -435,6 +523,56 @@ class Canvas:
         """Token ids of the answer: at most gen_len, cut before the first stop token."""
         new = self.written()[: self.decoder.gen_len]
         return new[: next((i for i, t in enumerate(new) if t in self.target.stop_ids), len(new))]
+
+
+class FullCanvas(Canvas):
+    """A generation of a full-attention target (LLaDA, Dream) with Fast-dLLM's caches: arXiv 2505.22618.
+
+    Blocks start at the end of the prompt, and every position sees the whole canvas, with masks where nothing is written
+    yet. cache `none`: every pass runs over the whole canvas. Otherwise one such pass opens a block, and the later ones
+    see its K and V: `prefix` keeps those before the block and runs over the block and all behind it; `dual` keeps all,
+    and runs over the block alone. Such K and V are approximate, but the same with and without drafts. With shifted
+    logits the opening pass decides the block's first position only, which the later passes cannot read.
+    """
+
+    crosses = False
+
+    @staticmethod
+    def length(L, P, gen_len):
+        return P + -(-gen_len // L) * L
+
+    def begin(self, ids):
+        L, P = self.target.block_size, len(ids)
+        self.origin, self.done, self.state, self.prefix = P, ids, self.blank, None
+        self.rest = self.length(L, P, self.decoder.gen_len) - P - L  # positions behind the active block
+        self.passes = {"prefill": 0, "denoise": 0, "kv_commit": 0}
+
+    def look(self, states, blocks, parents):
+        target, start, tail = self.target, len(self.done), self.blank[:1] * self.rest
+        if self.prefix is not None:
+            tail = tail if target.cache == "prefix" else ()
+            return target.forward(states, blocks, self.prefix, {}, self.origin, (), tail)
+        out = target.forward(states, blocks, None, {}, self.origin, self.done, tail)
+        if target.cache == "none":
+            return out
+        behind = start + (target.block_size if target.cache == "dual" else 10**9)
+        kept = [[torch.cat([t[:, :, 0, :start], t[:, :, 0, behind:]], 2) for t in layer] for layer in out.record]
+        self.prefix = kept
+        if target.shift:
+            out.keep_first()
+        return out
+
+    def is_leaf(self, state):
+        return self.is_complete(state)
+
+    def advance(self, state, out=None, u=None):
+        self.done, self.state, self.prefix = self.done + list(state), self.blank, None
+        self.rest -= self.target.block_size
+
+
+def start(target, decoder, prompt):
+    """The canvas of a new generation, prompt int64 [P]."""
+    return (Canvas if target.attention == "block" else FullCanvas)(target, decoder, prompt)
 
 
 @dataclass
@@ -456,15 +594,18 @@ def generate(target, decoder, prompt, fused=True, watch=None):
     strongest baseline); False: the published loop, one storing pass a block. watch(canvas, state, next state, pass, its
     unit of the state) is told of every step.
     """
-    canvas = Canvas(target, decoder, prompt)
+    canvas = start(target, decoder, prompt)
     while not canvas.is_final(canvas.state):
         state, block, complete = canvas.state, canvas.block, canvas.is_complete(canvas.state)
+        if complete and not canvas.crosses:
+            canvas.advance(state)
+            continue
         if complete and not fused:
-            canvas.advance(state, target.forward([state], [block], canvas.prefix, {}), 0)
+            canvas.advance(state, canvas.look([state], [block], {}), 0)
             canvas.passes["kv_commit"] += 1
             continue
         units = [state, canvas.blank] if complete else [state]
-        out = target.forward(units, [block, block + 1][: len(units)], canvas.prefix, {1: 0} if complete else {})
+        out = canvas.look(units, [block, block + 1][: len(units)], {1: 0} if complete else {})
         canvas.passes["denoise"] += 1
         following = decoder.transition(out)[-1]
         if complete:
@@ -472,5 +613,5 @@ def generate(target, decoder, prompt, fused=True, watch=None):
         if watch:
             watch(canvas, units[-1], following, out, len(units) - 1)
         canvas.state = following
-    canvas.passes["kv_commit"] += not fused  # the published loop stores the last block too
+    canvas.passes["kv_commit"] += canvas.crosses and not fused  # the published loop stores the last block too
     return Generation(canvas.answer(), canvas.written(), canvas.passes)

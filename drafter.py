@@ -38,15 +38,15 @@ class Candidates:
 
 
 class Stale:
-    """The logits of the last verified state, at its k masked positions; read on demand, as not every drafter needs
+    """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter needs
     all.
 
-    state: tuple of L ids, of block `block`; logits float32 or float64 [k, V]; decoder: draws tokens, rounds the
+    state: tuple of L ids, of block `block`; log_probs float32 or float64 [k, V]; decoder: draws tokens, rounds the
     confidence and breaks ties as it does when committing.
     """
 
-    def __init__(self, decoder, state, mask_id, block, logits):
-        self.decoder, self.state, self.block, self.logits = decoder, state, block, logits
+    def __init__(self, decoder, state, mask_id, block, log_probs):
+        self.decoder, self.state, self.block, self.log_probs = decoder, state, block, log_probs
         self.positions = [s for s, token in enumerate(state) if token == mask_id]  # k offsets in the block
         self.seen = {}
 
@@ -58,7 +58,7 @@ class Stale:
         """The Candidates of a state with `step` decided positions: section 6.
 
         At T = 0 they are the likeliest tokens, whatever the step. At T > 0 the noise of that step says which token these
-        conditionals would draw, and p(v) is the softmax of the perturbed logits [ours].
+        conditionals would draw, and p(v) is the softmax of the perturbed conditionals [ours].
         """
         step = step if self.decoder.temperature > 0 and self.decoder.noise == "step" else 0
         if step not in self.seen:
@@ -67,11 +67,11 @@ class Stale:
 
     @torch.inference_mode()
     def draw(self, step):
-        k, device = len(self.positions), self.logits.device
+        k, device = len(self.positions), self.log_probs.device
         block, step, position = torch.tensor([[self.block, step, s] for s in self.positions], device=device).T
-        perturbed = self.decoder.perturbed(self.logits, block, step, position)
+        perturbed = self.decoder.perturbed(self.log_probs, block, step, position)
         values, tokens = top(perturbed.softmax(-1))
-        confidence = self.decoder.read(self.logits, tokens[:, 0])[0].double()
+        confidence = self.decoder.read(self.log_probs, tokens[:, 0])[0].double()
         ranking = dlm.commit_order(confidence, torch.ones(k, dtype=torch.bool, device=device))[0]
         return Candidates(tokens.tolist(), values.cpu().numpy(), confidence, ranking.tolist())
 
@@ -80,7 +80,7 @@ class Stale:
     def features(self):
         """The 72 stale features, float32 [k, 72]: top-32 probabilities, their logs (/10), 8 statistics [ours]. They do
         not depend on the noise."""
-        probs, device = self.logits.softmax(-1), self.logits.device
+        probs, device = self.log_probs.exp(), self.log_probs.device
         best, L, k = top(probs)[0], len(self.state), len(self.positions)
         positions = torch.tensor(self.positions, device=device, dtype=torch.float32)
         order, _ = dlm.commit_order(self.decoder.rounded(probs.amax(-1)), torch.ones_like(positions, dtype=torch.bool))
@@ -99,11 +99,11 @@ class Stale:
     def noised(self, step):
         """The 4 statistics of the noised conditionals at `step` [ours], float32 [k, 4]: confidence in the token that
         these conditionals would draw, p(v) of it, whether it is the likeliest token, rank of the confidence."""
-        seen, device = self.at(step), self.logits.device
+        seen, device = self.at(step), self.log_probs.device
         first = torch.tensor([tokens[0] for tokens in seen.tokens], device=device)
         rank = torch.tensor(seen.ranking, device=device).argsort() / len(self.state)
         value = torch.from_numpy(seen.values[:, 0]).to(device)
-        return torch.stack([seen.confidence.float(), value, (first == self.logits.argmax(-1)).float(), rank], -1)
+        return torch.stack([seen.confidence.float(), value, (first == self.log_probs.argmax(-1)).float(), rank], -1)
 
 
 def top(probs):

@@ -163,6 +163,7 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None, random_weight
     if family is LLADA2 and dtype == torch.float64:  # the grouped product of experts knows no float64
         model.set_experts_implementation("eager")
     target = Target(model, tokenizer, size, mask_id, stop_ids, family.attention, family.shift)
+    target.whole_softmax = model_type != "qwen3"  # the embedded target was trained without [MASK] in it
     if tokenizer is not None:  # some number their tokens with gaps
         target.n_ids = 1 + max(tokenizer.get_vocab().values())
     return target

@@ -414,7 +414,7 @@ def test_mask_and_untrained_ids_are_never_written(rule):
     target = dlm.Target(model, range(35), 8, 30, [])  # of a tokenizer only the length is read: 35 ids
     prompt = random_prompt(13) % 30
     decoder = dlm.Decoder(rule, VALUES[rule], gen_len=24)
-    probs = target.forward([(30,) * 8], [0], None, {}).unit(0).softmax(-1)
+    probs = target.forward([(30,) * 8], [0], None, {}).unit(0).exp()
     assert probs[:, [30, 35, 36, 37, 38, 39]].eq(0).all() and torch.allclose(probs.sum(1), torch.ones_like(probs[:, 0]))
     truth = dlm.generate(target, decoder, prompt)
     assert all(t < 35 and t != 30 for t in truth.written)
@@ -457,12 +457,12 @@ def test_a_cached_pass_equals_full_recomputation(blocks, attention, tolerance):
     out = target.forward([root, full, other, blank], [blocks] * 3 + [blocks + 1], target.prefill(done), {3: 1})
     for u, row in enumerate([root, full, other, full + blank]):
         right = dense_conditionals(done + list(row), L, attention, 6)
-        probs = out.unit(u).softmax(-1)
+        probs = out.unit(u).exp()
         assert probs.shape == right.shape and torch.allclose(probs, right, rtol=0, atol=tolerance)
     prefix = target.extend(target.prefill(done), out, 1)  # the finished node's K and V, stored
     after = target.forward([root], [blocks + 1], prefix, {})
     right = dense_conditionals(done + list(full + root), L, attention, 6)
-    assert torch.allclose(after.unit(0).softmax(-1), right, rtol=0, atol=tolerance)
+    assert torch.allclose(after.unit(0).exp(), right, rtol=0, atol=tolerance)
 
 
 def test_extending_the_cache_equals_prefilling_it():
@@ -487,7 +487,7 @@ def test_rows_of_a_batch_equal_single_rows():
     together = target.forward([state for pair in states for state in pair], [2, 3], batch, {1: 0})
     for row in range(3):
         alone = target.forward(list(states[row]), [2, 3], prefixes[row], {1: 0})
-        assert torch.allclose(together.unit(2 * row + 1).softmax(-1), alone.unit(1).softmax(-1), rtol=0, atol=1e-12)
+        assert torch.allclose(together.unit(2 * row + 1).exp(), alone.unit(1).exp(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("blocks", (0, 2))
@@ -499,7 +499,7 @@ def test_copies_in_one_pass_equal_one_at_a_time(blocks):
     together = target.forward(states, [blocks] * 21, prefix, {})
     for u, state in enumerate(states):
         alone = target.forward([state], [blocks], prefix, {})
-        assert torch.allclose(together.unit(u).softmax(-1), alone.unit(0).softmax(-1), rtol=0, atol=1e-12)
+        assert torch.allclose(together.unit(u).exp(), alone.unit(0).exp(), rtol=0, atol=1e-12)
 
 
 # ----------------------------------------------------------------------------------------------- 6. the golden SDAR
@@ -521,8 +521,8 @@ def test_golden_logits():
     ).last_hidden_state
     assert torch.allclose(target.model.lm_head(hidden), expected["logits"], rtol=0, atol=1e-4)
     ids = expected["ids"][0].tolist()
-    probs = target.forward([tuple(ids[16:])], [2], target.prefill(ids[:16]), {}).unit(0).softmax(-1)
-    right = expected["logits"][0].index_fill(1, torch.tensor([target.mask_id]), -torch.inf).softmax(-1)
+    probs = target.forward([tuple(ids[16:])], [2], target.prefill(ids[:16]), {}).unit(0).exp()
+    right = expected["logits"][0].softmax(-1).index_fill(1, torch.tensor([target.mask_id]), 0)
     right = right[expected["ids"][0] == target.mask_id]
     assert torch.allclose(probs, right, rtol=0, atol=1e-5)
 
@@ -553,7 +553,7 @@ def drafting_round(seed, k=6, L=8, vocab=12, stops=()):
         state=ddtree.commit(before, positions[0], 1),
         target=SimpleNamespace(mask_id=MASK),
         is_complete=lambda state: MASK not in state,
-        is_final=lambda state: MASK not in state and not set(stops).isdisjoint(state),
+        is_leaf=lambda state: MASK not in state and not set(stops).isdisjoint(state),
     )
     return stale, canvas
 
@@ -582,11 +582,11 @@ def heap_tree(stale, canvas, order, budget, floor=0.0):
         if canvas.is_complete(state):
             continue
         q = order(np.array([[state[s] != MASK for s in stale.positions]]))[0]
-        for s, q_s, p in zip(stale.positions, q, stale.logits.softmax(-1).float()):
+        for s, q_s, p in zip(stale.positions, q, stale.log_probs.exp().float()):
             for v in p.argsort(descending=True)[: 2 if p.max() < ddtree.HEDGE else 1].tolist():
                 child = state[:s] + (v,) + state[s + 1 :]
                 m = -mass * float(q_s) * float(p[v])
-                if m > 0 and m >= floor and not canvas.is_final(child):
+                if m > 0 and m >= floor and not canvas.is_leaf(child):
                     heapq.heappush(heap, (-m, len(heap), child))
     return nodes
 
@@ -595,14 +595,14 @@ def heap_tree(stale, canvas, order, budget, floor=0.0):
 def test_level_wise_tree_is_the_heap_tree(seed):
     """Same states and masses at every budget: with token hedge, merged states, full blocks, and no final states."""
     stale, canvas = drafting_round(seed, k=4 if seed % 2 else 7, stops=(3, 4))
-    assert (stale.logits.softmax(-1).amax(1) < ddtree.HEDGE).any()
+    assert (stale.log_probs.exp().amax(1) < ddtree.HEDGE).any()
     for budget in range(1, 21):
         for floor in (0.0, 0.01, 0.1):
             tree = ddtree.grow(stale, canvas, hashed_order(seed), budget, floor)
             right = heap_tree(stale, canvas, hashed_order(seed), budget, floor)
             assert len(set(tree.states)) == len(tree.states) <= budget + 1
             assert dict(zip(tree.states, tree.masses)) == pytest.approx(right, rel=1e-12)
-            assert not any(canvas.is_final(state) for state in tree.states)
+            assert not any(canvas.is_leaf(state) for state in tree.states)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -676,7 +676,7 @@ def test_cost_aware_tree(seed):
 def test_chain_and_graph_by_hand():
     """Chain: confident positions first, top tokens. Graph: (position rank, vocabulary rank) sets."""
     state = (5, MASK, MASK, MASK)
-    canvas = SimpleNamespace(state=state, target=SimpleNamespace(mask_id=MASK), is_final=lambda s: False)
+    canvas = SimpleNamespace(state=state, target=SimpleNamespace(mask_id=MASK), is_leaf=lambda s: False)
     probs = torch.zeros(4, 10)
     for row, tokens, values in zip(
         probs, [[5, 2], [3, 4], [6, 7], [8, 9]], [[0.9, 0.1], [0.5, 0.4], [0.7, 0.2], [0.6, 0.3]]

@@ -59,7 +59,7 @@ class TableTarget(dlm.Target):
         if self.fixed is not None:
             logits[:, :-1] = torch.tensor(self.fixed, dtype=torch.float64).log()
         logits[:, -1] = -torch.inf
-        return logits[[token == self.mask_id for token in state]]
+        return logits[[token == self.mask_id for token in state]].log_softmax(-1)
 
     def forward(self, states, blocks, prefix, parents):
         rows = torch.cat([self.table(state, block) for state, block in zip(states, blocks)])

@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 
 from ddtree import root_only
-from dlm import Canvas, Generation
+from dlm import Generation, start
 from drafter import Stale
 
 
@@ -37,7 +37,7 @@ def accept(states, following):
 def lay_out(canvas, tree):
     """The pass's units: every node, then a blank next block behind each complete one, unless it is the last. (states,
     blocks, parents)."""
-    complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state) and not canvas.is_final(state)]
+    complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state) and not canvas.is_leaf(state)]
     n = len(tree.states)
     return (
         tree.states + [canvas.blank] * len(complete),
@@ -73,21 +73,24 @@ def speculate(target, decoder, prompt, draft, matching="coupled", match=accept, 
     """
     begin = time.perf_counter()
     drafting, judging = matcher(matching, decoder)
-    canvas, verified, accepted = Canvas(target, decoder, prompt), None, []
+    canvas, verified, accepted = start(target, decoder, prompt), None, []
     seconds = {"draft": 0.0, "target": time.perf_counter() - begin}
     while not canvas.is_final(canvas.state):
-        # 1. draft from the logits of the last verified state, of which the current one is the transition
-        start = time.perf_counter()
+        if canvas.is_complete(canvas.state) and not canvas.crosses:
+            canvas.advance(canvas.state)
+            verified = None
+        # 1. draft from the conditionals of the last verified state, of which the current one is the transition
+        drafting_from = time.perf_counter()
         blind = verified is None or canvas.is_complete(canvas.state)
         tree = root_only(canvas) if blind else draft(Stale(drafting, *verified), canvas)
         drafted = time.perf_counter()
         # 2. one pass over the root, all nodes and the next blocks behind finished ones
         states, blocks, parents = lay_out(canvas, tree)
-        out = target.forward(states, blocks, canvas.prefix, parents)
+        out = canvas.look(states, blocks, parents)
         following = decoder.transition(out)
         judged = following if judging == decoder else judging.transition(out)
         canvas.passes["denoise"] += 1
-        seconds["draft"] += drafted - start
+        seconds["draft"] += drafted - drafting_from
         seconds["target"] += time.perf_counter() - drafted
         # 3. accept
         path = match(tree.states, judged[: len(tree.states)])
@@ -100,7 +103,7 @@ def speculate(target, decoder, prompt, draft, matching="coupled", match=accept, 
             watch(canvas, tree, path, following[unit], out, unit)
         if unit != last:
             canvas.advance(tree.states[last], out, last)
-        verified = states[unit], target.mask_id, canvas.block, out.unit(unit)
+        verified = None if out.partial else (states[unit], target.mask_id, canvas.block, out.unit(unit))
         canvas.state = following[unit]  # the free commit
     seconds["rest"] = time.perf_counter() - begin - sum(seconds.values())
     return Generation(canvas.answer(), canvas.written(), canvas.passes, accepted, seconds)
