@@ -61,8 +61,8 @@ def uncached(target, ids):
 
 
 def conditionals(target, raw):
-    """The probabilities of raw logits, [MASK] excluded."""
-    return raw.index_fill(-1, torch.tensor([target.mask_id]), -torch.inf).softmax(-1)
+    """The probabilities of raw logits, over all ids as in released code; [MASK] is never committed."""
+    return raw.softmax(-1).index_fill(-1, torch.tensor([target.mask_id]), 0)
 
 
 def refused(*arguments, named="", **options):
