@@ -16,6 +16,7 @@ What this file leaves out: the public benchmarks.
 """
 
 import argparse
+import glob
 import importlib.util
 import itertools
 import json
@@ -33,6 +34,7 @@ import torch
 import transformers
 
 import ddtree
+import diagnose
 import dlm
 import targets
 import tasks
@@ -48,7 +50,7 @@ SAMPLED = [("chain", "coupled"), ("tree", "coupled")] + [  # what is compared at
 COST_AWARE = ("spot-cost", "spot-small")  # SPOT with a budget of its own: the drafter, and a smaller one
 LARGEST = 20  # its budget is never above this
 MOST = 512  # budget that is accepted at most
-COMMITTED = 999  # above every rank
+PAPER = {"gsm8k": 350, "math500": 350, "humaneval": 164, "mbpp": 257}  # prompts of the main experiment (section 10)
 CHECKPOINTS = os.path.join(targets.HERE, "checkpoints")
 
 
@@ -134,9 +136,11 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
     Lower quartiles of `repeats`, so that neither the first, cold ones nor a moment's disturbance count; sizes are
     interleaved, unmeasured ones interpolated.
     """
-    canvas = dlm.Canvas(target, decoder, prompt)
+    canvas = dlm.start(target, decoder, prompt)
+    if not canvas.crosses:
+        canvas.look([canvas.blank], [canvas.block], {})  # opens the block
     half = tuple(0 if i % 2 else mask for i, mask in enumerate(canvas.blank))
-    log_probs = target.forward([half], [canvas.block], canvas.prefix, {}).unit(0)
+    log_probs = canvas.look([half], [canvas.block], {}).unit(0)
     sizes = sorted({1, 2, 3, 5, 7, 9, 13, 17, 21, largest} & set(range(largest + 1)))
     passes, drafts, first = {n: [] for n in sizes}, {n: [] for n in sizes}, []
     for _ in range(repeats):
@@ -146,7 +150,7 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
         first.append(time.perf_counter() - begin)
         for n in sizes:
             begin = time.perf_counter()
-            decoder.transition(target.forward([half] * n, [canvas.block] * n, canvas.prefix, {}))
+            decoder.transition(canvas.look([half] * n, [canvas.block] * n, {}))
             passes[n].append(time.perf_counter() - begin)
             begin = time.perf_counter()
             order(np.zeros((n, len(log_probs)), dtype=bool))
@@ -193,14 +197,16 @@ def measure_prompt(bench, task, index, temperature, seed):
     decoder = replace(bench["decoder"], temperature=temperature, seed=noise_seed(args, index, seed))
     problem = bench["problems"][task][index]
     prompt = target.encode(problem.prompt)
+    target.units = shape = args.pad and 2 + max(LARGEST, *args.budget) or None
     reference, truth = draft_free(target, decoder, prompt)
     commits = [Commits() for _ in range(1 + len(SAMPLED) * len(args.budget))]
     runs = runs_of(bench, decoder, prompt, truth, commits)
     tallies = dict(zip((run[:3] for run in runs), commits)) if temperature else {}
     rows, shift = [], (index + seed) % len(runs)
     for name, matching, budget, run in runs[shift:] + runs[:shift]:
+        target.units = None if name in FREE else shape
         result, tally = run(), tallies.get((name, matching, budget))
-        same = result.written == reference.written
+        target.units, same = shape, result.written == reference.written
         rows.append(
             {
                 "task": task,
@@ -215,7 +221,7 @@ def measure_prompt(bench, task, index, temperature, seed):
                 "accepted": result.accepted,
                 "seconds": result.seconds,
                 "commits": tally and [tally.likeliest, tally.all],
-                "right": tasks.score(problem, target.decode(result.ids)),
+                "right": tasks.score(problem, target.decode(result.ids), args.allow_code),
                 "differs": None if same else divergence(bench, decoder, prompt, reference, result),
             }
         )
@@ -368,12 +374,29 @@ def report(bench, rows):
     if any(args.temperature):
         report_sampled(args, rows)
     differing = [row for row in rows if row["differs"] and row["matching"] != "greedy"]
+    if args.pad:
+        differing = [row for row in differing if row["method"] not in FREE]
+        report_unpadded([row for row in rows if row["method"] == "draft-free"])
     for row in differing:
         print(
             f"MISMATCH {row['method']} D={row['budget']} T={row['temperature']:g} {row['task']} prompt {row['index']}: "
             f"new token {row['differs']['position']}, margin {row['differs']['margin']}"
         )
     return len(differing)
+
+
+def report_unpadded(rows):
+    """Print how far draft-free decoding in passes of one unit agrees with that in passes of the padded shape."""
+    same = sum(row["differs"] is None for row in rows)
+    print(
+        f"\n--pad: texts are compared with draft-free ones of the same padded shape; unpadded, {same}/{len(rows)} agree"
+    )
+    for row in rows:
+        if row["differs"]:
+            at = row["differs"]
+            print(
+                f"  {row['task']} prompt {row['index']}: differs at new token {at['position']}, margin {at['margin']}"
+            )
 
 
 def report_unsampled(bench, rows):
@@ -396,159 +419,49 @@ def report_unsampled(bench, rows):
     )
 
 
-def diagnose(bench):
-    """Section 2's diagnostics on the evaluation prompts, beside the paper's figures for SDAR-8B."""
-    args = bench["args"]
-    prompts = [bench["target"].encode(p.prompt) for task in args.task for p in bench["problems"][task]]
-    data = train.join([train.collect(bench["target"], bench["decoder"], prompts)])
-
-    def line(label, here, paper=""):
-        print(f"{label:62}{here:>16}   {paper:>19}")
-
-    line("diagnostic", "here", "paper")
-    of = torch.repeat_interleave(torch.arange(len(data["count"])), data["count"])  # the pass each position belongs to
-    later, hit, open_ = (
-        data["block"][of] > 0,
-        data["token_rank"] == 0,
-        data["when"] > 0,
-    )  # when 0: committed in this very pass
-    shares = [hit[open_ & part].float().mean() for part in (~later, later)]
-    line(
-        "stale argmax = finally committed token, first / later blocks", "{:.2f} / {:.2f}".format(*shares), ".92 / ≥ .90"
-    )
-    missed = torch.zeros(len(data["count"])).index_add_(
-        0, of, (open_ & (data["when"] <= 8) & (data["token_rank"] >= 8)).float()
-    )
-    line(
-        "8 stale candidates per position cover the next 8 commits",
-        f"{(missed[data['count'] > 8] == 0).float().mean():.2f}",
-        ".89",
-    )
-    top = data["rank"].masked_fill(~open_, COMMITTED)
-    lowest = torch.full((len(data["count"]),), COMMITTED).scatter_reduce_(0, of, top, "amin")
-    leads = open_ & (top == lowest[of])  # the most confident position left
-    for block in range(int(data["block"].max()) + 1):
-        chosen = leads & (data["block"][of] == block)
-        paper = ".03 in block 9" if block == int(data["block"].max()) else ""
-        line(
-            f"most confident stale position commits next, block {block}",
-            f"{(data['when'][chosen] == 1).float().mean():.2f}",
-            paper,
-        )
-    accuracy = train.order_accuracy(load_drafter(args.drafter), data)
-    line(
-        "next position, path depths 1-12: order drafter (top 3)",
-        "{drafter:.2f} ({drafter_top3:.2f})".format(**accuracy),
-        ".75",
-    )
-    line("    the most confident stale position left on the true path", f"{accuracy['stale_left']:.2f}")
-    line("    the position at stale rank d commits d-th", f"{accuracy['stale_rank']:.2f}", ".22")
-    for name, paper in (("oracle-positions", "5.4-5.7x / 7.2-8.2x"), ("oracle-tokens", "D 20: 3.4-6.5x")):
-        cuts = [oracle_cut(bench, name, budget) for budget in (8, 20)]
-        line(f"{name}: cut in passes, D = 8 / 20", "{:.1f}x / {:.1f}x".format(*cuts), paper)
-
-
-def oracle_cut(bench, name, budget):
-    """Cut in denoise passes of an oracle, over all evaluation prompts."""
-    free = drafted = 0
-    for problem in (p for task in bench["args"].task for p in bench["problems"][task]):
-        prompt = bench["target"].encode(problem.prompt)
-        result, truth = draft_free(bench["target"], bench["decoder"], prompt)
-        draft = methods(bench, budget, truth)[name]
-        free += result.passes["denoise"]
-        drafted += speculate(bench["target"], bench["decoder"], prompt, draft).passes["denoise"]
-    return free / drafted
-
-
-# -------------------------------------------------------------------------------------------------- the trace
-
-
-def commit_names(before, after, piece):
-    """What was committed between two states, as "position token" texts."""
-    return [f"{s} {piece[new]}" for s, (old, new) in enumerate(zip(before, after)) if old != new]
-
-
-def show_tree(tree, path, piece):
-    """Print the draft tree depth first, accepted nodes marked ✓.
-
-    A state that two orders of the same commits reach is one node; it hangs from its accepted parent where it has one.
-    """
-    parents = tree.parents[:]
-    for parent, child in zip(path, path[1:]):
-        parents[child] = parent
-
-    def show(u, depth):
-        for child in (c for c in range(1, len(parents)) if parents[c] == u):
-            name = ", ".join(commit_names(tree.states[u], tree.states[child], piece))
-            print(f"    {'✓' if child in path else ' '} {'   ' * depth}└─ {name:12} m = {tree.masses[child]:.2f}")
-            show(child, depth + 1)
-
-    show(0, 0)
-
-
-def trace(bench):
-    """Write one prompt block by block: what each round drafted, which path was accepted, what was committed."""
-    target, args = bench["target"], bench["args"]
-    problem = bench["problems"][args.task[0]][0]
-    piece = [repr(target.tokenizer.decode([i]))[1:-1].replace(" ", "␣") for i in range(target.n_ids)]
-    rounds = []
-
-    def show(canvas, tree, path, following, *_):
-        rounds.append(path)
-        last = tree.states[path[-1]]
-        drafted, accepted = len(tree.states) - 1, len(path) - 1
-        print(f"\nround {len(rounds)}, block {canvas.block}: {drafted} drafted, {accepted} accepted")
-        print("  " + " ".join("·" if t == target.mask_id else piece[t] for t in canvas.state))
-        if not drafted:
-            print("    (nothing to draft from: the block is new to the target, or already complete)")
-        show_tree(tree, path, piece)
-        crossed = canvas.is_complete(last) and not canvas.is_final(last)
-        free = commit_names(canvas.blank if crossed else last, following, piece)
-        print(f"    + {', '.join(free)}: the free commit" + (" of the next block, verified in the same pass" * crossed))
-
-    print(f"prompt: {problem.prompt}\n")
-    print(
-        "Each round verifies a draft tree in one target pass. A line is a commit: position in the block, token (␣ is a"
-    )
-    print(
-        "space), mass m. ✓: the target's own next state is this node. · is undecided. Blocks of the prompt come first."
-    )
-    draft = methods(bench, args.budget[0], {})["spot"]
-    result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
-    print(f"\n{len(result.written)} positions in {result.passes['denoise']} passes\n\n{target.decode(result.ids)}")
-
-
 # -------------------------------------------------------------------------------------------------- the run
 
 
+def world():
+    """(rank, number of processes) under torchrun, else (0, 1)."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
 def open_run(args):
-    """The result file's contents: a new run, or the finished rows of an interrupted one made the same way."""
+    """The result file's contents: a new run, or the finished rows of an interrupted one made the same way, also those
+    that single processes wrote beside it."""
     git = ["git", "-C", targets.HERE, "describe", "--always", "--dirty"]
     here = {
-        "arguments": {key: value for key, value in vars(args).items() if key not in ("out", "plot")},
+        "arguments": {key: value for key, value in vars(args).items() if key not in ("out", "plot", "device")},
         "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, {args.device}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.device(args.device.replace('auto', 'cuda')).type}",
     }
-    if not os.path.exists(args.out):
-        return here | {"rows": []}
-    try:
-        with open(args.out) as file:
-            run = json.load(file)
-        different = [key for key in here if run[key] != here[key]]
-        [summary([row]) for row in run["rows"]]
-    except (ValueError, KeyError, TypeError, OSError):
-        raise ValueError(f"{args.out} is not a result file: choose another --out") from None
-    if different:
-        raise ValueError(
-            f"{args.out} holds a run with other {', '.join(different)}: make them the same, or choose another --out"
-        )
-    found = Counter(sample_of(row) for row in run["rows"])
+    rows = {}
+    for path in [args.out] * os.path.exists(args.out) + sorted(glob.glob(glob.escape(args.out) + ".rank*[0-9]")):
+        for row in read_rows(path, here):
+            rows[*sample_of(row), row["method"], row["matching"], row["budget"]] = row
+    found = Counter(sample_of(row) for row in rows.values())
     n = len(args.budget)
     whole = {False: len(FREE + COST_AWARE) + len(DRAFTED) * n, True: 1 + len(SAMPLED) * n}
-    run["rows"] = [row for row in run["rows"] if found[sample_of(row)] == whole[row["temperature"] > 0]]
-    return run
+    return here | {"rows": [row for row in rows.values() if found[sample_of(row)] == whole[row["temperature"] > 0]]}
+
+
+def read_rows(path, here):
+    """The rows of a result file that was made as `here` says."""
+    try:
+        with open(path) as file:
+            run = json.load(file)
+        different = [key for key in here if run[key] != here[key]]
+        [(summary([row]), sample_of(row), row["matching"]) for row in run["rows"]]
+    except (ValueError, KeyError, TypeError, OSError):
+        raise ValueError(f"{path} is not a result file: choose another --out") from None
+    if different:
+        raise ValueError(
+            f"{path} holds a run with other {', '.join(different)}: make them the same, or choose another --out"
+        )
+    return run["rows"]
 
 
 def sample_of(row):
@@ -565,20 +478,37 @@ def save_run(run, path):
 
 
 def run_all(bench, run, out):
-    """Measure every prompt that the run does not hold yet, saving after each; tasks alternate."""
-    args = bench["args"]
-    done = {sample_of(row) for row in run["rows"]}
-    samples = [(t, seed) for t in args.temperature for seed in range(args.seeds if t else 1)]
-    wanted = [(task, i, *sample) for i in range(args.num_samples) for task in args.task for sample in samples]
-    todo = [sample for sample in wanted if sample not in done]
-    save_run(run, out)  # an --out that cannot be written shows now
+    """Measure every sample that the run does not hold yet, saving after each; tasks alternate.
+
+    Several processes take turns with the samples, and each saves to a file of its own; the first one joins them.
+    """
+    args, (rank, ranks) = bench["args"], world()
+    done, path = {sample_of(row) for row in run["rows"]}, out if ranks == 1 else f"{out}.rank{rank}"
+    noises = [(t, seed) for t in args.temperature for seed in range(args.seeds if t else 1)]
+    most = max(args.num_samples)
+    wanted = [
+        (task, i, *noise)
+        for i in range(most)
+        for task, n in zip(args.task, args.num_samples)
+        if i < n
+        for noise in noises
+    ]
+    todo = [sample for sample in wanted if sample not in done][rank::ranks]
+    save_run(run, path)  # an --out that cannot be written shows now
     for temperature in {sample[2] for sample in todo}:
         measure_prompt(bench, *next(sample for sample in todo if sample[2] == temperature))  # warm-up of every method
     for n, sample in enumerate(todo):
         run["rows"] += measure_prompt(bench, *sample)
-        save_run(run, out)
-        print(f"\r{len(done) + n + 1}/{len(wanted)} samples", end="", file=sys.stderr, flush=True)
+        save_run(run, path)
+        print(f"\r{n + 1}/{len(todo)} samples", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
+    if ranks > 1:
+        torch.distributed.barrier()
+        if rank == 0:
+            run["rows"] = open_run(args)["rows"]
+            save_run(run, out)
+        torch.distributed.barrier()
+        os.remove(path)
 
 
 def plot(rows, args):
@@ -603,19 +533,36 @@ def parse(argv=None):
         description="All methods side by side: passes, speed, exactness.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--model", default="embedded", help="the embedded target, or a folder in SDAR's hub layout")
+    parser.add_argument(
+        "--model", default="embedded", help=f"embedded, {', '.join(targets.HUB)}, a hub id, or a folder in its layout"
+    )
+    parser.add_argument("--block-size", type=train.positive, help="where neither config.json nor the name says it")
+    parser.add_argument("--cache", default="dual", choices=dlm.CACHES, help="of a full-attention target")
     parser.add_argument("--drafter", default=os.path.join(CHECKPOINTS, "order"), help="folder of an order drafter")
     parser.add_argument("--noised", default=os.path.join(CHECKPOINTS, "order-noised"), help="one that reads the noise")
     parser.add_argument("--small", default=os.path.join(CHECKPOINTS, "order-small"), help="a small one, for spot-small")
     parser.add_argument("--graph", default=os.path.join(CHECKPOINTS, "graph.json"), help="calibrated draft sets")
-    parser.add_argument("--task", nargs="+", default=list(tasks.TASKS), choices=tasks.TASKS)
-    parser.add_argument("--num-samples", type=train.positive, default=8, help="prompts per task")
-    parser.add_argument("--gen-len", type=train.positive, default=160)
     parser.add_argument(
-        "--budget", nargs="+", type=train.positive, default=[8], help="draft nodes per round, D; a list sweeps"
+        "--task",
+        nargs="+",
+        choices=tasks.TASKS + tasks.BENCHMARKS,
+        help=f"the embedded tasks for the embedded target, else {', '.join(PAPER)}",
+    )
+    parser.add_argument(
+        "--num-samples", nargs="+", type=train.positive, help="prompts per task, one number or one for each: 8, or 350"
+    )
+    parser.add_argument("--data", nargs="+", metavar="FILE", help="the benchmarks' files, in the order of --task")
+    parser.add_argument("--allow-code", action="store_true", help="run the programs written for humaneval and mbpp")
+    parser.add_argument("--gen-len", type=train.positive, help="new tokens: 160 for the embedded tasks, else 256")
+    parser.add_argument(
+        "--budget", nargs="+", type=train.positive, help="draft nodes per round, D; a list sweeps: 8, or 6 8 12 20"
     )
     parser.add_argument("--floor", type=float, default=0.02, help="γ: spot-floor drops nodes with less mass")
-    parser.add_argument("--rule", default="exact", choices=list(dlm.RULES), help="commit rule")
+    parser.add_argument("--rule", default="exact", choices=[*dlm.RULES, *dlm.RELEASED], help="commit rule")
+    parser.add_argument("--threshold", type=float, help="the rule's value: τ, f or γ")
+    parser.add_argument(
+        "--steps", type=train.positive, help="passes per block at most: commits L / steps or more a pass"
+    )
     parser.add_argument("--precision", default="bfloat16", choices=list(dlm.PRECISIONS), help="of the confidence")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0], help="0: no sampling; a list sweeps")
     parser.add_argument("--seeds", type=train.positive, default=3, help="samples per prompt at T > 0")
@@ -624,14 +571,33 @@ def parse(argv=None):
     parser.add_argument("--top-k", type=train.positive, help="sample among the k likeliest tokens")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample among the likeliest of this total probability")
     parser.add_argument("--noise", default="step", choices=dlm.NOISES, help="its index; position changes the law")
-    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--dtype", choices=["float32", "float64", "bfloat16"], help="float32 for the embedded target, else bfloat16"
+    )
+    parser.add_argument("--pad", action="store_true", help="passes of one shape only, so that bfloat16 is exact too")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="or auto: all GPUs")
     parser.add_argument("--seed", type=train.natural, default=0, help="draws the evaluation prompts and the noise")
     parser.add_argument("--out", help="result file; default runs/bench-<time>.json")
     parser.add_argument("--plot", help="also draw cut over budget into this image file (needs matplotlib)")
     parser.add_argument("--diagnose", action="store_true", help="print section 2's diagnostics instead")
     parser.add_argument("--trace", action="store_true", help="show the first prompt round by round instead")
-    return parser.parse_args(argv)
+    parser.add_argument("--pass-cost", action="store_true", help="print the time of a pass over 1 + D copies instead")
+    parser.add_argument("--random-weights", action="store_true", help="no checkpoint: for --pass-cost only")
+    return settle(parser.parse_args(argv))
+
+
+def settle(args):
+    """Fill in what depends on the target: a small run for the embedded one, the paper's for the others (section 10)."""
+    small = targets.is_embedded(args.model)
+    if args.task is None and not small:
+        args.task = [task for task in PAPER if args.allow_code or task not in tasks.RUNS_PROGRAMS]
+    args.task = args.task or list(tasks.TASKS)
+    args.num_samples = args.num_samples or ([8] if small else [PAPER.get(task, 8) for task in args.task])
+    args.num_samples = args.num_samples * (len(args.task) if len(args.num_samples) == 1 else 1)
+    args.budget = args.budget or ([8] if small else [6, 8, 12, 20])
+    args.gen_len = args.gen_len or (160 if small else 256)
+    args.dtype = args.dtype or ("float32" if small else "bfloat16")
+    return args
 
 
 def decoder_of(args):
@@ -645,64 +611,137 @@ def decoder_of(args):
     return decoders[0]
 
 
-def prepare(args):
-    """Everything a run needs, loaded and checked before any work."""
+def check(args):
+    """Refuse what cannot be run, before anything is loaded."""
+    targets.check_name(args.model)
+    targets.check_device(args.device)
     if not 0 <= args.floor < 1:
         raise ValueError(f"--floor is {args.floor}: give a mass of at least 0 and under 1")
-    try:
-        if torch.empty(0, device=args.device).device.type not in ("cpu", "cuda"):
-            raise RuntimeError
-    except (RuntimeError, AssertionError):
-        raise ValueError(
-            f"there is no device {args.device!r} here: give cpu, or cuda where a GPU is installed"
-        ) from None
     if max(args.budget) > MOST:
         raise ValueError(f"--budget is {max(args.budget)}: give at most {MOST} draft nodes per round")
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
-    target = targets.load(args.model, args.device, getattr(torch, args.dtype))
-    decoder = decoder_of(args)
     if args.rule != "exact" and (args.diagnose or args.trace):
         raise ValueError(f"--diagnose and --trace show single commits: use --rule exact, not {args.rule}")
     if args.diagnose and any(args.temperature) or args.plot and 0 not in args.temperature:
         raise ValueError("--diagnose and --plot show T = 0: leave --temperature out")
-    problems = {task: tasks.problems(task, "test", args.num_samples, args.seed) for task in args.task}
+    if args.random_weights and not args.pass_cost:
+        raise ValueError("--random-weights writes nonsense: use it with --pass-cost")
+    if len(args.num_samples) != len(args.task):
+        raise ValueError(f"--num-samples has {len(args.num_samples)} numbers for {len(args.task)} tasks: give one each")
+    barred = [task for task in args.task if task in tasks.RUNS_PROGRAMS and not args.allow_code]
+    if barred and not args.pass_cost:
+        raise ValueError(f"{barred[0]} runs the programs that the target writes: allow that with --allow-code")
+    if args.allow_code:
+        tasks.check_confinement()
+
+
+def load_problems(args):
+    """{task: problems}; the files of --data go to the benchmarks in their order."""
+    public = [task for task in args.task if task in tasks.BENCHMARKS]
+    if args.data and len(args.data) != len(public):
+        raise ValueError(
+            f"--data names {len(args.data)} files for {len(public)} benchmarks: give one for each, in order"
+        )
+    files = dict(zip(public, args.data or ()))
+    return {
+        task: tasks.problems(task, "test", n, args.seed, **({"data": files.get(task)} if task in public else {}))
+        for task, n in zip(args.task, args.num_samples)
+    }
+
+
+def prepare(args):
+    """Everything a run needs, loaded and checked before any work."""
+    problems = {} if args.pass_cost else load_problems(args)
+    decoder = decoder_of(args)
+    target = targets.load(args.model, args.device, getattr(torch, args.dtype), args.block_size, args.random_weights)
+    target.cache = args.cache
+    if args.steps and target.block_size % args.steps:
+        raise ValueError(f"--steps is {args.steps}: give a divisor of the block size, {target.block_size}")
+    decoder = replace(decoder, least=target.block_size // args.steps if args.steps else 1)
     bench = {"args": args, "target": target, "decoder": decoder, "problems": problems, "costs": {}}
-    bench |= {name: load_drafter(getattr(args, name), args.device) for name in ("drafter", "small", "noised")}
+    bench |= {name: load_drafter(getattr(args, name), target.device) for name in ("drafter", "small", "noised")}
     bench["sets"] = ddtree.load_graph(args.graph)
-    prompt = target.encode(problems[args.task[0]][0].prompt)
     for name in ("drafter", "small", "noised"):
         widest = bench[name].shape["block_size"]
         if target.block_size > widest:
             raise ValueError(
                 f"drafter blocks end at {widest}, the target's at {target.block_size}: give another drafter"
             )
-        bench["costs"][name] = measure_costs(target, decoder, prompt, bench[name], 2 + LARGEST)
+    if not args.pass_cost:
+        prompt = max((target.encode(p.prompt) for some in problems.values() for p in some), key=len)
+        dlm.start(target, decoder, prompt)  # the longest prompt must fit
+        for name in ("drafter", "small"):
+            bench["costs"][name] = measure_costs(target, decoder, prompt, bench[name], 2 + LARGEST)
     return bench
 
 
-def main(argv=None):
-    args = parse(argv)
-    args.out = args.out or os.path.join("runs", time.strftime("bench-%Y%m%d-%H%M%S.json"))
-    try:
-        run = open_run(args)
-        bench = prepare(args)
-        if args.diagnose or args.trace:
-            return diagnose(bench) if args.diagnose else trace(bench)
+def say_what(bench):
+    """Print what the figures rest on that the table does not show: foreign drafters, approximate caches, how formulas
+    are compared."""
+    args, target = bench["args"], bench["target"]
+    foreign = [name for name in ("drafter", "small", "noised") if bench[name].about.get("target") != args.model]
+    if foreign:
+        print(f"foreign, not trained on {args.model}: " + ", ".join(f"{n} ({getattr(args, n)})" for n in foreign))
+    if target.attention == "full":
+        print(f"full attention, cache {args.cache}: exact means equal to draft-free decoding with the same cache")
+    if "math500" in args.task:
+        print(f"math500 is scored by {tasks.formula_matcher()}")
+
+
+def look_closer(bench):
+    """--diagnose, --trace or --pass-cost, in place of the comparison."""
+    args = bench["args"]
+    if args.diagnose:
+        diagnose.diagnose(bench)
+    elif args.trace:
+        diagnose.trace(bench)
+    else:
+        diagnose.pass_cost(bench["target"])
+        diagnose.one_block(bench["target"], bench["drafter"], args.budget[0])
+
+
+def compare(args):
+    """The main job; returns the exit status."""
+    rank, ranks = world()
+    if ranks > 1:
+        torch.distributed.init_process_group("gloo")
+        args.device = f"cuda:{os.environ['LOCAL_RANK']}" if args.device == "cuda" else args.device
+        out = [args.out]
+        torch.distributed.broadcast_object_list(out)
+        args.out = out[0]
+    check(args)
+    run = open_run(args)
+    bench = prepare(args)
+    if args.diagnose or args.trace or args.pass_cost:
+        return look_closer(bench)
+    if rank == 0:
+        say_what(bench)
         print(
             f"writing {args.out} after every prompt; to go on after an interruption, run the same command "
             f"with --out {args.out}"
         )
-        run_all(bench, run, args.out)
-        differing = report(bench, run["rows"])
-        if args.plot:
-            plot([row for row in run["rows"] if row["temperature"] == 0], args)
-        if differing and args.dtype != "bfloat16":
-            sys.exit(1)
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.exit(f"bench.py: {error}")
+    run_all(bench, run, args.out)
+    if rank:
+        return 0
+    differing = report(bench, run["rows"])
+    if args.plot:
+        plot([row for row in run["rows"] if row["temperature"] == 0], args)
+    return int(differing > 0 and (args.dtype != "bfloat16" or args.pad))
+
+
+def main(argv=None):
+    args = None
+    try:
+        args = parse(argv)
+        args.out = args.out or os.path.join("runs", time.strftime("bench-%Y%m%d-%H%M%S.json"))
+        status = compare(args)
+    except (ValueError, OSError, FloatingPointError, RuntimeError) as error:
+        sys.exit(f"bench.py: {' '.join(str(error).split())}")
     except KeyboardInterrupt:
-        sys.exit(f"\nstopped; to go on, run the same command with --out {args.out}")
+        sys.exit(f"\nstopped; to go on, run the same command with --out {args and args.out}")
+    if status:
+        sys.exit(status)
 
 
 if __name__ == "__main__":

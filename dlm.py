@@ -326,7 +326,7 @@ class Pass:
 
     def chunks(self):
         """Slices of the M masked positions whose conditionals may exist at once."""
-        rows = max(1, CHUNK // self.size)
+        rows = chunk_rows(self.size)
         return [slice(start, start + rows) for start in range(0, len(self.hidden), rows)]
 
     def log_probs(self, rows):
@@ -345,6 +345,11 @@ class Pass:
         return self.log_probs(slice(start, start + count[u]))
 
 
+def chunk_rows(size):
+    """Number of rows of `size` ids that may exist at once."""
+    return max(1, CHUNK // size)
+
+
 class Target:
     """A block-diffusion model with its tokenizer and ids. All ids come from the checkpoint.
 
@@ -358,6 +363,7 @@ class Target:
         self.block_size, self.mask_id, self.stop_ids = block_size, mask_id, frozenset(stop_ids)
         self.attention, self.shift, self.stops = attention, shift, attention == "block"
         self.cache = "dual"  # of a full-attention target: see FullCanvas
+        self.units = None  # a fixed number of units per pass: see `padded`
         self.whole_softmax = False  # True: over all ids, as in released code, also over those never committed
         self.n_ids = len(tokenizer) if tokenizer is not None else model.config.vocab_size
         self.device, self.dtype = model.device, model.dtype
@@ -371,6 +377,9 @@ class Target:
         block 0; lead, tail: ids around the block that every unit brings along. Logits can be read at masked positions
         only. Returns a Pass. With a prefix of batch size B, `states` holds B·U tuples, row by row.
         """
+        count = len(blocks)
+        if self.units and not lead:
+            states, blocks, parents = self.padded(states, blocks, parents)
         U, L, S = len(blocks), self.block_size, len(lead) + self.block_size + len(tail)
         states, blocks, lead, tail = (torch.tensor(x, device=self.device).long() for x in (states, blocks, lead, tail))
         units = Units(S, prefix, record=[])
@@ -385,16 +394,35 @@ class Target:
             input_ids=rows.view(-1, U * S), position_ids=positions.view(1, -1), units=units, use_cache=False
         ).last_hidden_state.view(-1, S, self.model.config.hidden_size)
         at = (torch.arange(L, device=self.device) + len(lead) - int(self.shift)).clamp(min=0)
+        if count < U:
+            states, blocks, hidden = states[:count], blocks[:count], hidden[:count]
         masked = states == self.mask_id
         hidden = hidden[:, at][masked]
-        blocks = blocks.repeat(len(states) // U)
+        blocks = blocks.repeat(len(states) // len(blocks))
         return Pass(states, blocks, masked, hidden, self.log_probs, self.model.config.vocab_size, units.record)
+
+    def padded(self, states, blocks, parents):
+        """The units of a pass filled up to `self.units`, of which one always stands behind another (not where the whole
+        canvas is seen): then all passes over as long a prefix have one shape, and a state's conditionals are rounded
+        alike in all of them [ours]."""
+        missing = self.units - len(blocks)
+        if missing < (not parents) or len(set(parents.values())) > 1:
+            raise ValueError(f"{len(blocks)} units do not fit a pass of {self.units}: give the target more units")
+        if not parents and self.attention == "block":
+            parents = {self.units - 1: 0}
+        return list(states) + [states[0]] * missing, list(blocks) + [blocks[0]] * missing, parents
 
     @torch.inference_mode()
     def log_probs(self, hidden):
         """log p_s(v) of hidden states [m, h], [m, V] in float32 or float64; −inf for [MASK] and untrained ids, whose
         share is missing from the sum if `whole_softmax`."""
-        logits = self.model.lm_head(hidden)
+        m, rows = (
+            len(hidden),
+            self.units and min(chunk_rows(self.model.config.vocab_size), self.units * self.block_size),
+        )
+        if self.units:  # one shape here too
+            hidden = torch.cat([hidden, hidden.new_zeros(rows - m, hidden.shape[1])])
+        logits = self.model.lm_head(hidden)[:m]
         logits = logits if logits.dtype == torch.float64 else logits.float()
         total = logits.logsumexp(-1, keepdim=True) if self.whole_softmax else None
         logits[:, self.mask_id] = -torch.inf

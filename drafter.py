@@ -135,6 +135,7 @@ class OrderDrafter(nn.Module):
         super().__init__()
         self.shape = {"width": width, "layers": layers, "heads": heads, "hidden": hidden, "block_size": block_size}
         self.shape["noised"] = noised
+        self.about = {}  # what it was trained on
         self.input = nn.Linear(STALE_FEATURES + 2 + 4 * noised, width)
         self.position = nn.Embedding(block_size, width)
         layer = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0.0, batch_first=True, norm_first=True)
@@ -194,7 +195,9 @@ def load_drafter(folder, device="cpu"):
         )
     try:
         with open(path) as file:
-            drafter = OrderDrafter(**json.load(file)["shape"])
+            config = json.load(file)
+        drafter = OrderDrafter(**config.pop("shape"))
+        drafter.about = config
         drafter.load_state_dict(load_file(os.path.join(folder, "model.safetensors")))
     except Exception as error:  # whatever a broken file makes torch or json raise
         reason = " ".join(f"{type(error).__name__}: {error}".split())

@@ -169,6 +169,12 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None, random_weight
     return target
 
 
+def is_embedded(name):
+    """True for the embedded target and for others that train.py target wrote."""
+    path = os.path.join(EMBEDDED if name == "embedded" else name, "config.json")
+    return os.path.isfile(path) and read_json(path).get("model_type") == "qwen3"
+
+
 def check_device(device):
     """Refuse a device that is not there before anything is read."""
     if device == "auto":
@@ -186,16 +192,24 @@ def one_line(error):
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
+def check_name(name):
+    """Refuse a name that is neither an alias nor a checkpoint's folder nor like a hub id."""
+    folder, hub = EMBEDDED if name == "embedded" else name, HUB.get(name, [name])[0]
+    if os.path.isfile(os.path.join(folder, "config.json")):
+        return
+    if os.path.isdir(folder) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", hub):
+        raise FileNotFoundError(
+            f"no model {name!r}: give a folder with a config.json, a hub id, or one of {', '.join(['embedded', *HUB])}"
+        )
+
+
 def find_folder(name):
     """The folder of a checkpoint: `name` itself, the embedded one, or the local copy of a hub repository."""
     folder = EMBEDDED if name == "embedded" else name
     if os.path.isfile(os.path.join(folder, "config.json")):
         return folder
+    check_name(name)
     hub = HUB.get(name, [name])[0]
-    if os.path.isdir(folder) or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", hub):
-        raise FileNotFoundError(
-            f"no model {name!r}: give a folder with a config.json, a hub id, or one of {', '.join(['embedded', *HUB])}"
-        )
     files = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # no code, no pickles
     try:
         folder = snapshot_download(hub, allow_patterns=files, local_files_only=True)

@@ -442,7 +442,7 @@ def order_batch(data, states, depth, noised=None):
     )
 
 
-def train_order(data, held, folder, steps, seed, rows=4096, save_every=500, **shape):
+def train_order(data, held, folder, steps, seed, target=None, rows=4096, save_every=500, **shape):
     """Cross-entropy of q(s|y) on the next real commit, for random passes and path depths (section 3); resumable.
 
     Prints held-out accuracy as it goes and writes the drafter to `folder` at every save.
@@ -484,7 +484,7 @@ def train_order(data, held, folder, steps, seed, rows=4096, save_every=500, **sh
                 flush=True,
             )
             save_training(resume, drafter, [optimizer], step + 1, about)
-            drafter.save(folder, accuracy=accuracy, trained_on=about | {"steps": step + 1})
+            drafter.save(folder, target=target, accuracy=accuracy, trained_on=about | {"steps": step + 1})
     return drafter
 
 
@@ -583,6 +583,18 @@ def split(*folders):
     return tuple(join([read_shard(path) for path in part]) for part in parts)
 
 
+def target_of(folders):
+    """Name of the target whose trajectories the folders hold; None if they do not say, or differ."""
+    names = set()
+    for folder in folders:
+        try:
+            with open(os.path.join(folder, "about.json")) as file:
+                names.add(json.load(file)["model"])
+        except (OSError, ValueError, KeyError, TypeError):
+            names.add(None)
+    return names.pop() if len(names) == 1 else None
+
+
 def run_order(args):
     """Train the order drafter and print its held-out accuracy beside the stale orders'."""
     if args.width % 16:
@@ -595,6 +607,7 @@ def run_order(args):
         args.out,
         args.steps,
         args.seed,
+        target_of(args.data),
         layers=args.layers,
         width=args.width,
         heads=args.width // 16,

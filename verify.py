@@ -36,8 +36,9 @@ def accept(states, following):
 
 def lay_out(canvas, tree):
     """The pass's units: every node, then a blank next block behind each complete one, unless it is the last. (states,
-    blocks, parents)."""
+    blocks, parents). Where passes have one shape, only the heaviest complete node gets its next block."""
     complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state) and not canvas.is_leaf(state)]
+    complete = complete[:1] if canvas.target.units else complete
     n = len(tree.states)
     return (
         tree.states + [canvas.blank] * len(complete),
