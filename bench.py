@@ -509,6 +509,7 @@ def run_all(bench, run, out):
             save_run(run, out)
         torch.distributed.barrier()
         os.remove(path)
+        torch.distributed.destroy_process_group()
 
 
 def plot(rows, args):

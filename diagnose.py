@@ -156,8 +156,9 @@ def trace(bench):
 # ------------------------------------------------------------------------------------------- the cost of a pass
 
 
-def seconds_of(run, device, repeats=7):
-    """(median seconds of `run` until the device is done, median seconds until it returns), after one warm-up."""
+def seconds_of(run, device, repeats=7, enough=5.0):
+    """(median seconds of `run` until the device is done, median seconds until it returns), after one warm-up; fewer
+    repeats if they take more than `enough` seconds."""
     wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     run()
     done, returned = [], []
@@ -168,6 +169,8 @@ def seconds_of(run, device, repeats=7):
         returned.append(time.perf_counter() - begin)
         wait()
         done.append(time.perf_counter() - begin)
+        if sum(done) > enough:
+            break
     return statistics.median(done), statistics.median(returned)
 
 

@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -318,28 +319,37 @@ class Recorder:
     def __call__(self, i, canvas, state, following, out, unit):
         passes, step = self.open.setdefault(i, ([], {}))
         step.update({s: len(passes) for s, (before, after) in enumerate(zip(state, following)) if before != after})
-        stale = Stale(self.decoder, state, canvas.target.mask_id, canvas.block, out.unit(unit).cpu())
-        passes.append((canvas.block - canvas.prompt // len(state), stale))
+        stale = Stale(self.decoder, state, canvas.target.mask_id, canvas.block, out.unit(unit))
+        passes.append(None if out.partial else self.read(stale, canvas))
         if canvas.is_complete(following):
-            self.records += [self.record(n, block, stale, step, following) for n, (block, stale) in enumerate(passes)]
+            for n, record in enumerate(passes):
+                if record:
+                    self.finish(record, n, step, following)
             del self.open[i]
 
-    def record(self, n, block, stale, step, final):
-        k = len(stale.positions)
-        seen = stale.at(len(final) - k)
-        hit = torch.tensor(seen.tokens) == torch.tensor([final[s] for s in stale.positions])[:, None]
+    def read(self, stale, canvas):
+        """What is known in the pass itself, on the host."""
+        k, L = len(stale.positions), len(stale.state)
+        seen = stale.at(L - k)
         depth = torch.randint(1, max(2, min(k, DEEPEST + 1)), (DEPTHS,), generator=self.generator)
         return {
             "count": torch.tensor([k]),
-            "block": torch.tensor([block]),
+            "block": torch.tensor([canvas.block - (canvas.prompt - canvas.origin) // L]),
             "depth": depth[None],
             "position": torch.tensor(stale.positions),
             "rank": torch.tensor(seen.ranking).argsort(),
-            "when": torch.tensor([step[s] - n for s in stale.positions]),
-            "token_rank": torch.where(hit.any(1), hit.int().argmax(1), 255),
-            "features": stale.features,
-            "noised": torch.stack([stale.noised(len(final) - k + d) for d in depth.tolist()], 1),
+            "tokens": torch.tensor(seen.tokens),
+            "features": stale.features.cpu(),
+            "noised": torch.stack([stale.noised(L - k + d) for d in depth.tolist()], 1).cpu(),
         }
+
+    def finish(self, record, n, step, final):
+        """Keep the record of a block's n-th pass, with what the finished block tells."""
+        positions = record["position"].tolist()
+        hit = record.pop("tokens") == torch.tensor([final[s] for s in positions])[:, None]
+        record["when"] = torch.tensor([step[s] - n for s in positions])
+        record["token_rank"] = torch.where(hit.any(1), hit.int().argmax(1), 255)
+        self.records.append(record)
 
 
 def equally_long(prompts, most):
@@ -359,42 +369,87 @@ def collect(target, decoder, prompts, batch=16):
     features float16 [Σk, 72] and noised float16 [Σk, 4, 4], the statistics at those depths.
     """
     recorder = Recorder(decoder)
-    for together in equally_long(prompts, batch):
-        lockstep(target, decoder, together, recorder)
+    if target.attention == "full":
+        for i, prompt in enumerate(prompts):
+            dlm.generate(target, decoder, prompt, watch=partial(recorder, i))
+    else:
+        for together in equally_long(prompts, batch):
+            lockstep(target, decoder, together, recorder)
     joined = {name: torch.cat([record[name] for record in recorder.records]) for name in FIELDS}
     return {name: value.half() if name in REAL else value.to(torch.uint8) for name, value in joined.items()}
 
 
-def collect_shards(model, folder, n, per_shard, gen_len, seed, temperatures=(0.0,), confidence="sampled"):
-    """Write trajectories of `n` training prompts of every task as safetensors shards; shards that exist are kept.
+def read_prompts(path, n):
+    """`n` prompts of a file: one a line, as plain text or as JSON with a `prompt`, `question` or `text`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.strip() for line in file if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} cannot be read ({type(error).__name__}): give a text file with a prompt a line"
+        ) from None
+    if not 0 < n <= len(lines):
+        raise ValueError(f"{n} prompts asked for: {path} has {len(lines)}, ask for 1 to {len(lines)}")
+    return [prompt_in(line, path) for line in lines[:n]]
 
-    Temperatures take turns from shard to shard, each with noise of its own.
-    """
-    target = targets.load(model)
-    decoders = [dlm.Decoder(gen_len=gen_len, temperature=t, confidence=confidence) for t in temperatures]
-    drawn = [tasks.problems(task, "train", math.ceil(n * share), seed) for task, share in MIX.items()]
-    prompts = [target.encode(p.prompt) for problems in drawn for p in problems]
-    batches = equally_long(prompts, 16)
-    batches = [batches[i] for i in np.random.default_rng(seed).permutation(len(batches))]
+
+def prompt_in(line, path):
+    """The prompt that a line holds."""
+    if not line.startswith("{"):
+        return line
+    try:
+        row = json.loads(line)
+        return str(next(row[key] for key in ("prompt", "question", "text") if row.get(key)))
+    except (ValueError, StopIteration):
+        raise ValueError(f"{path} has a line without a prompt ({line[:40]}): give every line one") from None
+
+
+def open_folder(folder, about):
+    """Make a folder for trajectories that depend on `about` (a dict), or go on with one of the same."""
     os.makedirs(folder, exist_ok=True)
-    note = os.path.join(folder, "about.json")
-    about = {"model": model, "prompts": n, "per_shard": per_shard, "gen_len": gen_len, "seed": seed}
-    about = json.dumps(about | {"temperatures": list(temperatures), "confidence": confidence})
+    note, about = os.path.join(folder, "about.json"), json.dumps(about)
     if glob.glob(os.path.join(folder, "*.safetensors")) and not (os.path.exists(note) and open(note).read() == about):
         raise ValueError(
             f"{folder} holds trajectories collected otherwise: choose another --out, or give the same options"
         )
-    with open(note, "w") as file:
+    part = f"{note}.{os.getpid()}"
+    with open(part, "w") as file:
         file.write(about)
+    os.replace(part, note)
+
+
+def run_collect(args):
+    """Write trajectories of training prompts as safetensors shards; shards that exist are kept.
+
+    Temperatures take turns from shard to shard, each with noise of its own; under torchrun processes take turns too.
+    """
+    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if ranks > 1 and args.device == "cuda" else args.device
+    decoders = [dlm.Decoder(gen_len=args.gen_len, temperature=t, confidence=args.confidence) for t in args.temperature]
+    if args.prompts:
+        texts = read_prompts(args.prompts, args.num_prompts)
+    else:
+        drawn = [
+            tasks.problems(task, "train", math.ceil(args.num_prompts * part), args.seed) for task, part in MIX.items()
+        ]
+        texts = [p.prompt for problems in drawn for p in problems]
+    target = targets.load(args.model, device, getattr(torch, args.dtype), args.block_size)
+    target.cache = args.cache
+    batches = equally_long([target.encode(text) for text in texts], args.batch)
+    batches = [batches[i] for i in np.random.default_rng(args.seed).permutation(len(batches))]
+    where = ("out", "device", "command")
+    open_folder(args.out, {key: value for key, value in vars(args).items() if key not in where})
     begin = time.time()
-    for i, start in enumerate(range(0, len(batches), per_shard)):
-        path = os.path.join(folder, f"{i:04d}.safetensors")
-        if not is_whole(path):
-            decoder = replace(decoders[i % len(decoders)], seed=seed + i)
-            save_file(collect(target, decoder, sum(batches[start : start + per_shard], [])), path + ".part")
+    for i, start in enumerate(range(0, len(batches), args.shard)):
+        path = os.path.join(args.out, f"{i:04d}.safetensors")
+        if i % ranks == rank and not is_whole(path):
+            decoder = replace(decoders[i % len(decoders)], seed=args.seed + i)
+            save_file(
+                collect(target, decoder, sum(batches[start : start + args.shard], []), args.batch), path + ".part"
+            )
             os.replace(path + ".part", path)
         print(
-            f"{min(start + per_shard, len(batches))}/{len(batches)} batches  {(time.time() - begin) / 60:.1f} min",
+            f"{min(start + args.shard, len(batches))}/{len(batches)} batches  {(time.time() - begin) / 60:.1f} min",
             flush=True,
         )
 
@@ -640,8 +695,16 @@ def parse(argv=None):
     collection.add_argument("--model", default="embedded")
     collection.add_argument("--out", default="runs/trajectories")
     collection.add_argument("--num-prompts", type=positive, default=3000)
-    collection.add_argument("--shard", type=positive, default=10, help="batches of up to 16 prompts per file")
+    collection.add_argument("--shard", type=positive, default=10, help="batches per file")
+    collection.add_argument("--batch", type=positive, default=16, help="equally long prompts decoded together at most")
     collection.add_argument("--gen-len", type=positive, default=160)
+    collection.add_argument(
+        "--prompts", help="a file with a prompt a line, text or JSON, in place of the embedded tasks"
+    )
+    collection.add_argument("--block-size", type=positive, help="where neither config.json nor the name says it")
+    collection.add_argument("--cache", default="dual", choices=dlm.CACHES, help="of a full-attention target")
+    collection.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
+    collection.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     collection.add_argument(
         "--temperature", nargs="+", type=float, default=[0.0], help="several take turns from shard to shard"
     )
@@ -689,23 +752,14 @@ def main(argv=None):
         if args.command == "target":
             train_target(args.out, args.steps, args.seed)
         elif args.command == "collect":
-            collect_shards(
-                args.model,
-                args.out,
-                args.num_prompts,
-                args.shard,
-                args.gen_len,
-                args.seed,
-                args.temperature,
-                args.confidence,
-            )
+            run_collect(args)
         elif args.command == "accuracy":
             accuracy(args.model, args.num_samples, args.gen_len, args.seed)
         elif args.command == "order":
             run_order(args)
         else:
             run_graph(args)
-    except (ValueError, OSError, FloatingPointError) as error:
+    except (ValueError, OSError, FloatingPointError, RuntimeError) as error:
         sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
         sys.exit("\nstopped; run the same command again to go on")
