@@ -36,6 +36,7 @@ import transformers
 import ddtree
 import diagnose
 import dlm
+import sandbox
 import targets
 import tasks
 import train
@@ -634,7 +635,7 @@ def check(args):
     if barred and not args.pass_cost:
         raise ValueError(f"{barred[0]} runs the programs that the target writes: allow that with --allow-code")
     if args.allow_code:
-        tasks.check_confinement()
+        sandbox.check_confinement()
 
 
 def load_problems(args):

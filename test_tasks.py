@@ -27,6 +27,7 @@ from fractions import Fraction
 
 import pytest
 
+import sandbox
 import tasks
 
 GSM8K = [
@@ -70,7 +71,7 @@ FULL_MBPP = [
     }
 ]
 ROWS = {"gsm8k": GSM8K, "math500": MATH500, "humaneval": HUMANEVAL, "mbpp": MBPP}
-TESTS = tasks.Tests("", ("f",), "assert f(2) == 4\nassert f(3) == 9\n")
+TESTS = sandbox.Tests("", ("f",), "assert f(2) == 4\nassert f(3) == 9\n")
 SQUARE = "def f(x):\n    return x * x\n"
 # Each would score, or do harm, if it were let: {file} is a file that everybody may write, {pid} the process of the
 # tests, {port} a port that somebody listens at.
@@ -176,7 +177,7 @@ def test_reference_answers_are_right():
     for i, problem in enumerate(tasks.problems("code", "train", 1000)):
         program = problem.answer.split("```python\n")[1].split("```")[0]
         name, pairs = problem.gold
-        assert tasks.is_safe(program) and len(pairs) == 10
+        assert sandbox.is_safe(program) and len(pairs) == 10
         assert all(run_here(program, name, xs) == out for xs, out in pairs), program
         assert i >= 25 or tasks.score(problem, problem.answer)
 
@@ -260,9 +261,9 @@ def test_wrong_code_fails(wrong):
 )
 def test_unsafe_lines_are_refused(line):
     """Off the whitelist is refused unrun: other statements, attributes but append, calls by any other name."""
-    assert tasks.is_safe("def f(xs):\n    xs.append(1)\n    return sum(xs)\n")
-    assert not tasks.is_safe(f"def f(xs):\n    {line}\n    return 1\n")
-    assert tasks.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
+    assert sandbox.is_safe("def f(xs):\n    xs.append(1)\n    return sum(xs)\n")
+    assert not sandbox.is_safe(f"def f(xs):\n    {line}\n    return 1\n")
+    assert sandbox.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
 
 
 @pytest.mark.parametrize(
@@ -280,8 +281,8 @@ def test_unsafe_lines_are_refused(line):
 def test_unsafe_programs_are_refused(program):
     """Decorators and lambdas are refused; texts that break the parser are no error; a plain function runs."""
     safe = program.endswith("return 1")
-    assert tasks.is_safe(program) is safe
-    assert tasks.run_program(program, "f", [[1]]) == ([1] if safe else None)
+    assert sandbox.is_safe(program) is safe
+    assert sandbox.run_program(program, "f", [[1]]) == ([1] if safe else None)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_unsafe_programs_are_refused(program):
 def test_endless_programs_are_contained(line):
     """A program that would take all time or memory fails within seconds."""
     begin = time.time()
-    assert tasks.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
+    assert sandbox.run_program(f"def f(xs):\n    {line}\n    return 1\n", "f", [[1]]) is None
     assert time.time() - begin < 6
 
 
@@ -298,7 +299,7 @@ def test_endless_programs_are_contained(line):
 def test_deeply_nested_values_are_no_error(depth):
     """A value nested too deeply to be read back is a failed program, not an error of ours."""
     program = f"def f(xs):\n    r = []\n    for x in range({depth}):\n        r = [r]\n    return r\n"
-    got = tasks.run_program(program, "f", [[1]])
+    got = sandbox.run_program(program, "f", [[1]])
     assert got is None or depth < 1000
 
 
@@ -661,13 +662,13 @@ def test_humaneval_answers(answer, right, tmp_path):
 )
 def test_results_cross_as_plain_values(value, check, right):
     """Results keep their types on the way to the tests; objects become their plain base or a truth value."""
-    assert tasks.passes(tasks.Tests("", ("f",), f"assert f() {check}"), f"def f(): return {value}") is right
+    assert sandbox.passes(sandbox.Tests("", ("f",), f"assert f() {check}"), f"def f(): return {value}") is right
 
 
 def test_iterators_cross_as_iterators():
     """A generator can be listed once, as in one process."""
-    tests = tasks.Tests("", ("f",), "g = f()\nassert list(g) == [0, 1] and list(g) == []")
-    assert tasks.passes(tests, "def f():\n    yield from range(2)\n")
+    tests = sandbox.Tests("", ("f",), "g = f()\nassert list(g) == [0, 1] and list(g) == []")
+    assert sandbox.passes(tests, "def f():\n    yield from range(2)\n")
 
 
 @pytest.fixture
@@ -690,13 +691,13 @@ def test_hostile_programs_fail(name, victim, monkeypatch):
     for field, value in fields.items():
         program = program.replace(field, value)
     mark = f"# {os.urandom(8).hex()}"
-    monkeypatch.setattr(tasks, "HARNESS", tasks.HARNESS + mark)
+    monkeypatch.setattr(sandbox, "HARNESS", sandbox.HARNESS + mark)
     begin = time.time()
-    assert tasks.passes(TESTS, program, seconds=2) is False
+    assert sandbox.passes(TESTS, program, seconds=2) is False
     assert time.time() - begin < 4
     with open(path) as file:
         assert file.read() == "kept" and os.listdir(os.path.dirname(path)) == ["victim"]
-    assert not running(mark) and tasks.passes(TESTS, SQUARE)
+    assert not running(mark) and sandbox.passes(TESTS, SQUARE)
 
 
 HARM = ["network", "writing", "emptying", "truncating", "removing", "replacing", "a file beside", "a folder beside"]
@@ -708,9 +709,9 @@ HARM = ["network", "writing", "emptying", "truncating", "removing", "replacing",
 @pytest.mark.parametrize("name", HARM)
 def test_the_kernel_refuses_without_the_hook(name, victim, monkeypatch):
     """The audit hook is only the second wall: without it the kernel still keeps files and network from a program."""
-    harness = tasks.HARNESS.replace("    sys.addaudithook(refuse)\n", "")
-    assert harness != tasks.HARNESS
-    monkeypatch.setattr(tasks, "HARNESS", harness)
+    harness = sandbox.HARNESS.replace("    sys.addaudithook(refuse)\n", "")
+    assert harness != sandbox.HARNESS
+    monkeypatch.setattr(sandbox, "HARNESS", harness)
     test_hostile_programs_fail(name, victim, monkeypatch)
 
 
@@ -729,19 +730,20 @@ def running(mark):
 
 def test_confinement_is_checked_first(monkeypatch):
     """Where programs cannot be run, or everything would pass, one sentence says so before any score is given."""
-    tasks.check_confinement.cache_clear()
+    sandbox.check_confinement.cache_clear()
     for harness in ("", "print('passed', end='')"):
-        monkeypatch.setattr(tasks, "HARNESS", harness)
+        monkeypatch.setattr(sandbox, "HARNESS", harness)
         with pytest.raises(RuntimeError, match="cannot be confined here") as error:
-            tasks.check_confinement()
+            sandbox.check_confinement()
         assert one_sentence(error)
     monkeypatch.undo()
-    tasks.check_confinement()
+    sandbox.check_confinement()
 
 
 def test_examples_in_docstrings():
     """The worked examples of the docstrings hold."""
-    assert doctest.testmod(tasks).attempted >= 3 and doctest.testmod(tasks).failed == 0
+    results = [doctest.testmod(module) for module in (tasks, sandbox)]
+    assert all(result.attempted and not result.failed for result in results)
 
 
 def test_the_command_prints_problems():
