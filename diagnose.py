@@ -188,7 +188,8 @@ def pass_cost(target, length=256, copies=(1, 7, 9, 13, 21), repeats=7):
     half = tuple(ids[s] if s % 2 else target.mask_id for s in range(L))
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
     buffer = torch.empty(min(weights, 1 << 29), dtype=torch.uint8, device=device)
-    rate = 2 * buffer.numel() / seconds_of(buffer.clone, device, repeats)[0]
+    other = torch.empty_like(buffer)
+    rate = 2 * buffer.numel() / seconds_of(lambda: other.copy_(buffer), device, repeats)[0]
     print(f"{weights / 1e9:.2f} GB of weights, memory copied at {rate / 1e9:.1f} GB/s: {1e3 * weights / rate:.2f} ms")
     print(f"{'copies':>7}{'ms':>10}{'in passes over 1':>18}{'over the floor':>16}{'host':>7}")
     decoder, one = dlm.Decoder(), None

@@ -10,9 +10,12 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import bench
 import ddtree
@@ -26,7 +29,12 @@ import verify
 HERE = os.path.dirname(os.path.abspath(__file__))
 README = open(os.path.join(HERE, "README.md"), encoding="utf-8").read()
 COMMANDS = sorted(
-    {line for line in re.findall(r"(?:^    |`|&& )(python (?:bench|train|tasks)\.py[^`&\n]*)", README, re.M)}
+    {
+        line
+        for line in re.findall(
+            r"(?:^    |`|&& )((?:python|torchrun \S+ \d) (?:bench|train|tasks)\.py[^`&\n]*)", README, re.M
+        )
+    }
 )
 SMALLER = {
     "bench": "--num-samples 1 --task code",
@@ -66,8 +74,12 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
     os.mkdir("runs")
     for name in ("target", "order", "graph.json"):
         os.symlink(os.path.join(bench.CHECKPOINTS, name), os.path.join("runs", name))
-    argv = shlex.split(command, comments=True)[1:]
+    argv = shlex.split(command, comments=True)
+    argv = argv[next(i for i, word in enumerate(argv) if word.endswith(".py")) :]
     kind = argv[1] if argv[0] == "train.py" else argv[0][:-3]
+    if elsewhere(argv):
+        assert (bench if kind == "bench" else train).parse(argv[1:])
+        return
     argv += SMALLER[kind].split()
     if kind not in ("tasks", "accuracy"):
         argv += ["--out", str(tmp_path / "out")]
@@ -75,6 +87,11 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
         argv += ["--data", records]
     code, out = run(argv, capsys)
     assert code is None and out
+
+
+def elsewhere(argv):
+    """True for a command about what is not here, a real target's weights or files: only its options are read."""
+    return any(word in argv for word in (*targets.HUB, "--prompts", "--data")) or "runs/sdar" in " ".join(argv)
 
 
 def test_readme_names_exist():
@@ -113,7 +130,12 @@ def test_readme_snippet_is_lossless():
     [["--rule", rule] for rule in dlm.RULES]
     + [["--precision", p] for p in dlm.PRECISIONS]
     + [["--dtype", d] for d in ("float64", "bfloat16")]
-    + [["--task", task] for task in tasks.TASKS],
+    + [["--task", task] for task in tasks.TASKS]
+    + [["--temperature", "1", "--seeds", "1", "--confidence", c] for c in dlm.CONFIDENCES]
+    + [["--temperature", "1", "2", "--seeds", "1", "--noise", noise] for noise in dlm.NOISES]
+    + [["--temperature", "1", "--seeds", "1", "--tempered", "--top-k", "5", "--top-p", "0.9"]]
+    + [["--rule", rule] for rule in dlm.RELEASED]
+    + [["--rule", "threshold", "--threshold", "0.5"], ["--steps", "16"], ["--pad"], ["--pad", "--dtype", "bfloat16"]],
 )
 def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
     """Each choice of an option runs; in float32 and float64 every method writes the draft-free text."""
@@ -131,9 +153,16 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
     ]
     code, out = run(argv, capsys)
     rows = json.load(open(tmp_path / "run.json"))["rows"]
-    assert code is None and {row["method"] for row in rows} == set(bench.FREE + bench.COST_AWARE + bench.DRAFTED)
-    if "bfloat16" not in choice or "--precision" in choice:
-        assert all(row["differs"] is None for row in rows) and len(re.findall(r" 1/1$", out, re.M)) == len(rows)
+    assert code is None
+    if "--temperature" in choice:
+        assert {(row["method"], row["matching"]) for row in rows} == {("draft-free", ""), *bench.SAMPLED}
+        assert all(row["commits"][0] == row["commits"][1] for row in rows if row["matching"] == "greedy")
+    else:
+        assert {row["method"] for row in rows} == set(bench.FREE + bench.COST_AWARE + bench.DRAFTED)
+    if "bfloat16" not in choice or "--precision" in choice or "--pad" in choice:
+        exact = [row for row in rows if row["matching"] != "greedy" and ("--pad" not in choice or row["budget"])]
+        assert exact and all(row["differs"] is None for row in exact)
+        assert len(re.findall(r" 1/1$", out, re.M)) >= len(exact)
 
 
 @pytest.mark.parametrize(
@@ -153,6 +182,22 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         (["bench.py", "--budget", "9999"], "at most 512"),
         (["bench.py", "--model", os.path.join(HERE, "checkpoints", "golden-sdar")], "no tokenizer"),
         (["bench.py", "--out", "."], "not a result file"),
+        *((["bench.py", "--temperature", t], "the temperature is") for t in ("-1", "nan", "inf", "1e9", "1e-300")),
+        (["bench.py", "--temperature", "1", "1"], "twice"),
+        (["bench.py", "--temperature", "1", "--top-p", "2"], "top_p"),
+        (["bench.py", "--temperature", "1", "--diagnose"], "show T = 0"),
+        (["bench.py", "--steps", "5"], "divisor of the block size"),
+        (["bench.py", "--random-weights"], "--pass-cost"),
+        (["bench.py", "--task", "humaneval"], "--allow-code"),
+        (["bench.py", "--task", "gsm8k", "--data", "nowhere.jsonl"], "cannot be read"),
+        (["bench.py", "--task", "gsm8k", "--data", "a", "b"], "2 files for 1"),
+        (["bench.py", "--task", "code", "--data", "README.md"], "1 files for 0"),
+        (["bench.py", "--num-samples", "1", "2", "3"], "3 numbers for 2 tasks"),
+        (["bench.py", "--block-size", "16"], "block size 16"),
+        (["bench.py", "--noised", "nowhere"], "no drafter"),
+        (["train.py", "collect", "--prompts", "nowhere"], "cannot be read"),
+        (["train.py", "collect", "--prompts", "README.md", "--num-prompts", "100000"], "has"),
+        (["train.py", "collect", "--temperature", "nan"], "the temperature is"),
         (["bench.py", "--out", "README.md"], "not a result file"),
         (["train.py", "order", "--width", "20"], "multiple of 16"),
         (["train.py", "order", "--data", "nowhere"], "run train.py collect"),
@@ -194,6 +239,71 @@ def counts(path):
         for r in rows
         if r["method"] not in bench.COST_AWARE
     }  # their trees depend on measured times
+
+
+def test_public_benchmarks_run(tmp_path, capsys):
+    """Two benchmarks from files, programs only with --allow-code; n is given for each."""
+    story = {"question": "Tom has 2 apples and buys 3. How many?", "answer": "2 + 3 = 5\n#### 5"}
+    function = {
+        "task_id": 11,
+        "text": "Double x.",
+        "code": "def f(x):\n    return 2 * x",
+        "test_list": ["assert f(2) == 4"],
+    }
+    files = [tmp_path / "gsm8k.jsonl", tmp_path / "mbpp.jsonl"]
+    files[0].write_text(json.dumps(story) + "\n" + json.dumps(story) + "\n")
+    files[1].write_text(json.dumps(function | {"test_setup_code": ""}) + "\n")
+    argv = ["bench.py", "--task", "gsm8k", "mbpp", "--data", *map(str, files), "--gen-len", "32"]
+    argv += ["--num-samples", "2", "1", "--out", str(tmp_path / "run.json")]
+    code, _ = run(argv, capsys)
+    assert "--allow-code" in code
+    code, out = run([*argv, "--allow-code"], capsys)
+    assert code is None and "gsm8k, D = 8, 2 prompts" in out and "mbpp, D = 8, 1 prompts" in out
+
+
+def torchrun(*argv):
+    """Run a script in two processes, as `torchrun --nproc-per-node 2` does; returns what was printed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517", *argv]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_two_processes_give_the_table_of_one(tmp_path, capsys):
+    """torchrun splits the prompts, and joins what the processes measured; what a killed one finished is kept."""
+    argv = ["bench.py", "--num-samples", "2", "--task", "code", "--gen-len", "32"]
+    one, two, killed = (str(tmp_path / name) for name in ("one.json", "two.json", "killed.json"))
+    run([*argv, "--out", one], capsys)
+    assert "code, D = 8, 2 prompts" in torchrun(*argv, "--out", two)
+    assert counts(two) == counts(one) and not os.path.exists(two + ".rank0")
+    left = json.load(open(two))
+    left["rows"] = [row | {"tokens": 12345} for row in left["rows"] if row["index"] == 1]
+    json.dump(left, open(killed + ".rank1", "w"))
+    assert run([*argv, "--out", killed], capsys)[0] is None
+    assert counts(killed) == counts(one)
+    assert {row["index"] for row in json.load(open(killed))["rows"] if row["tokens"] == 12345} == {1}
+
+
+def test_two_processes_collect_what_one_does(tmp_path, capsys):
+    """Shards are split over processes, and do not depend on who made them."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('Mia has 3 cards.\n{"question": "Mia has 4 cards."}\n{"prompt": "Mia has 5 cards and a key."}\n')
+    argv = ["train.py", "collect", "--prompts", str(prompts), "--num-prompts", "3", "--shard", "1", "--gen-len", "32"]
+    run([*argv, "--out", str(tmp_path / "one")], capsys)
+    torchrun(*argv, "--out", str(tmp_path / "two"))
+    names = sorted(os.listdir(tmp_path / "one"))
+    assert names == sorted(os.listdir(tmp_path / "two")) and len(names) == 3  # two batches of equally long prompts
+    for name in names[:2]:
+        one, two = (load_file(str(tmp_path / folder / name)) for folder in ("one", "two"))
+        assert all((one[key] == two[key]).all() for key in one)
+
+
+def test_pass_cost_is_printed(capsys):
+    """A row for every number of copies, one block decoded, and the memory."""
+    for model in ("golden-sdar", "golden-dream"):
+        code, out = run(["bench.py", "--pass-cost", "--model", os.path.join(HERE, "checkpoints", model)], capsys)
+        assert code is None and re.findall(r"^ +(\d+) +[\d.]+ ", out, re.M) == ["1", "7", "9", "13", "21"]
+        assert "one block" in out and "GiB" in out
 
 
 def test_interrupted_run_resumes_to_the_same_table(tmp_path, capsys, monkeypatch):
