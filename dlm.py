@@ -274,15 +274,14 @@ class Decoder:
     def transition(self, out):
         """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids."""
         unit, position = out.masked.nonzero(as_tuple=True)
-        decided = (~out.masked).sum(1)
-        block, step = out.blocks[unit], decided[unit]
+        block, step = out.blocks[unit], out.decided[unit]
         tokens = torch.zeros_like(out.states)
         confidence, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
         for rows in out.chunks():
             log_probs, at = out.log_probs(rows), (unit[rows], position[rows])
             tokens[at] = self.perturbed(log_probs, block[rows], step[rows], position[rows]).argmax(-1)
             confidence[at], entropy[at] = (part.double() for part in self.read(log_probs, tokens[at]))
-        now = commits(self.rule, self.value, confidence, entropy, out.masked, self.quota(decided))
+        now = commits(self.rule, self.value, confidence, entropy, out.masked, self.quota(out.decided))
         return [tuple(state) for state in torch.where(now, tokens, out.states).tolist()]
 
 
@@ -307,6 +306,7 @@ class Pass:
     """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `masked` bool [U, L];
     `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to the conditionals
     of `size` ids; `record`, per layer (K, V) of all units. Conditionals are made as they are read, never all at once.
+    `decided` int64 [U]: decided positions of each state, its step.
     """
 
     states: torch.Tensor
@@ -317,6 +317,9 @@ class Pass:
     size: int
     record: list
     partial: bool = False  # not all undecided positions can be read
+
+    def __post_init__(self):
+        self.decided = (~self.masked).sum(1)
 
     def keep_first(self):
         """Leave only the first position of each unit to be read, where the others' conditionals are not to be used."""
