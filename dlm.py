@@ -201,8 +201,9 @@ class Decoder:
         ):
             if getattr(self, kind) not in known:
                 raise ValueError(f"unknown {kind} {getattr(self, kind)!r}: choose from {', '.join(known)}")
-        if not isinstance(self.least, dict) and self.least < 1:
-            raise ValueError(f"least is {self.least}: commit at least 1 position per pass")
+        counts = self.least.values() if isinstance(self.least, dict) else [self.least]
+        if not all(type(count) is int and count >= 1 for count in counts):  # with 0, a pass may change nothing, forever
+            raise ValueError(f"least is {self.least}: commit a whole number of positions per pass, at least 1")
         if self.gen_len < 1:
             raise ValueError(f"gen_len is {self.gen_len}: ask for at least 1 new token")
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
@@ -261,7 +262,7 @@ class Decoder:
         elif self.confidence == "margin":
             confidence = -probs.topk(2, -1).values.diff()[:, 0]
         else:
-            confidence = (-entropy).exp()
+            confidence = (-entropy.double()).exp()  # near 1, float32 would make ties
         return self.rounded(confidence), entropy
 
     def quota(self, step):
@@ -288,6 +289,8 @@ class Decoder:
 def linear_schedule(masks, steps, last=1e-3):
     """Dream's commits per pass, {decided: commits}: of `masks` positions, int(left·(1 − s/t)) at t → s along linspace(1,
     last, steps + 1), all at the last step. Steps that would commit nothing are left out: they change no state."""
+    if steps < 1:
+        raise ValueError(f"the number of steps is {steps}: give at least 1")
     times = torch.linspace(1, last, steps + 1).tolist()
     schedule, decided = {}, 0
     for step, (t, s) in enumerate(zip(times, times[1:]), 1):
@@ -546,6 +549,8 @@ class FullCanvas(Canvas):
 
     def begin(self, ids):
         L, P = self.target.block_size, len(ids)
+        if self.target.cache not in CACHES:
+            raise ValueError(f"unknown cache {self.target.cache!r}: choose from {', '.join(CACHES)}")
         self.origin, self.done, self.state, self.prefix = P, ids, self.blank, None
         self.rest = self.length(L, P, self.decoder.gen_len) - P - L  # positions behind the active block
         self.passes = {"prefill": 0, "denoise": 0, "kv_commit": 0}
