@@ -153,8 +153,8 @@ def test_a_pass_over_one_block_of_a_cached_canvas(family, block):
 
 def fast_dream_quota(steps=8):
     """{decided: commits} of Fast-dLLM's Dream in a block of L: the first of its steps fixes the block's first position,
-    step i ≥ 1 takes int(left·(1 − t[i + 1] / t[i])) with t = linspace(1, 1e-3, steps + 1), the last one all; a step that
-    takes none changes nothing."""
+    step i ≥ 1 takes int(left·(1 − t[i + 1] / t[i])) with t = linspace(1, 1e-3, steps + 1), the last one all; a step
+    that takes none changes nothing."""
     t, decided, quota = torch.linspace(1, 1e-3, steps + 1).tolist(), 1, {}
     for i in range(1, steps):
         count = int((L - decided) * (1 - t[i + 1] / t[i])) if i < steps - 1 else L - decided
@@ -170,7 +170,7 @@ def dream_steps(steps, confidence):
 STATIC, DYNAMIC = {"rule": "low_confidence_static"}, {"rule": "low_confidence_dynamic", "value": 0.18}
 LOW, SURE = {"rule": "threshold", "value": 0.3}, {"rule": "threshold", "value": 0.95}
 ENTROPY = {"confidence": "entropy", "least": fast_dream_quota()}
-GENERATIONS = {  # the reference's settings in our words: options of the decoder, block size 8 and cache dual unless named
+GENERATIONS = {  # the reference's settings in our words; block size 8 and cache dual unless named
     "sdar gen_low_confidence_static_8": STATIC,
     "sdar gen_low_confidence_static_4": STATIC | {"least": 2},
     "sdar gen_low_confidence_dynamic_8": DYNAMIC,
@@ -299,8 +299,8 @@ MODELS += [(family, cache, i, 3) for family in FULL for i, cache in enumerate(dl
 
 
 def lively(family, cache, monkeypatch):
-    """The golden model in float64, where a pass over many states is as exact as over one; its ids told to the helpers of
-    test_exactness."""
+    """The golden model in float64, where a pass over many states is as exact as over one; its ids told to the helpers
+    of test_exactness."""
     target, _ = golden(family, torch.float64)
     target.cache = cache
     monkeypatch.setattr(test_exactness, "MASK", target.mask_id)
@@ -348,8 +348,8 @@ def test_wrong_verifiers_change_the_text(family, cache, monkeypatch):
 @pytest.mark.parametrize("family", FULL)
 @pytest.mark.parametrize("cache", dlm.CACHES)
 def test_the_first_pass_of_a_block_sees_the_whole_canvas(family, cache):
-    """Blocks start at the prompt's end, here 13 and 21, and masks stand up to the canvas's end. The conditionals are the
-    uncached ones of that row; with shifted logits, those at the place before each position."""
+    """Blocks start at the prompt's end, here 13 and 21, and masks stand up to the canvas's end. The conditionals are
+    the uncached ones of that row; with shifted logits, those at the place before each position."""
     target, _ = golden(family, torch.float64)
     target.cache, prompt = cache, random_prompt(13)
     canvas = dlm.start(target, dlm.Decoder(gen_len=17), prompt)
@@ -394,8 +394,8 @@ def test_what_the_caches_keep(family, cache):
 ])  # fmt: skip
 @pytest.mark.parametrize("temperature", (0.0, 1.0))
 def test_what_the_first_pass_can_decide(family, cache, passes, temperature):
-    """A rule that commits all it can: the whole block, but with shifted logits and a cache its first position alone, for
-    the later passes do not hold the place before it. The noise is that of a state without decided positions."""
+    """A rule that commits all it can: the whole block, but with shifted logits and a cache its first position alone,
+    for the later passes do not hold the place before it. The noise is that of a state without decided positions."""
     target, prompt = golden(family, torch.float64)[0], random_prompt(13)
     target.cache, seen = cache, []
     decoder = dlm.Decoder("threshold", 0.0, gen_len=17, temperature=temperature)
