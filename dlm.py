@@ -201,8 +201,9 @@ class Decoder:
         ):
             if getattr(self, kind) not in known:
                 raise ValueError(f"unknown {kind} {getattr(self, kind)!r}: choose from {', '.join(known)}")
-        if not isinstance(self.least, dict) and self.least < 1:
-            raise ValueError(f"least is {self.least}: commit at least 1 position per pass")
+        counts = self.least.values() if isinstance(self.least, dict) else [self.least]
+        if not all(type(count) is int and count >= 1 for count in counts):  # with 0, a pass may change nothing, forever
+            raise ValueError(f"least is {self.least}: commit a whole number of positions per pass, at least 1")
         if self.gen_len < 1:
             raise ValueError(f"gen_len is {self.gen_len}: ask for at least 1 new token")
         if self.temperature != 0 and not COLDEST <= self.temperature <= HOTTEST:
@@ -261,7 +262,7 @@ class Decoder:
         elif self.confidence == "margin":
             confidence = -probs.topk(2, -1).values.diff()[:, 0]
         else:
-            confidence = (-entropy).exp()
+            confidence = (-entropy.double()).exp()  # near 1, float32 would make ties
         return self.rounded(confidence), entropy
 
     def quota(self, step):
@@ -274,21 +275,22 @@ class Decoder:
     def transition(self, out):
         """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids."""
         unit, position = out.masked.nonzero(as_tuple=True)
-        decided = (~out.masked).sum(1)
-        block, step = out.blocks[unit], decided[unit]
+        block, step = out.blocks[unit], out.decided[unit]
         tokens = torch.zeros_like(out.states)
         confidence, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
         for rows in out.chunks():
             log_probs, at = out.log_probs(rows), (unit[rows], position[rows])
             tokens[at] = self.perturbed(log_probs, block[rows], step[rows], position[rows]).argmax(-1)
             confidence[at], entropy[at] = (part.double() for part in self.read(log_probs, tokens[at]))
-        now = commits(self.rule, self.value, confidence, entropy, out.masked, self.quota(decided))
+        now = commits(self.rule, self.value, confidence, entropy, out.masked, self.quota(out.decided))
         return [tuple(state) for state in torch.where(now, tokens, out.states).tolist()]
 
 
 def linear_schedule(masks, steps, last=1e-3):
     """Dream's commits per pass, {decided: commits}: of `masks` positions, int(left·(1 − s/t)) at t → s along linspace(1,
     last, steps + 1), all at the last step. Steps that would commit nothing are left out: they change no state."""
+    if steps < 1:
+        raise ValueError(f"the number of steps is {steps}: give at least 1")
     times = torch.linspace(1, last, steps + 1).tolist()
     schedule, decided = {}, 0
     for step, (t, s) in enumerate(zip(times, times[1:]), 1):
@@ -307,6 +309,7 @@ class Pass:
     """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `masked` bool [U, L];
     `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to the conditionals
     of `size` ids; `record`, per layer (K, V) of all units. Conditionals are made as they are read, never all at once.
+    `decided` int64 [U]: decided positions of each state, its step.
     """
 
     states: torch.Tensor
@@ -317,6 +320,9 @@ class Pass:
     size: int
     record: list
     partial: bool = False  # not all undecided positions can be read
+
+    def __post_init__(self):
+        self.decided = (~self.masked).sum(1)
 
     def keep_first(self):
         """Leave only the first position of each unit to be read, where the others' conditionals are not to be used."""
@@ -571,6 +577,8 @@ class FullCanvas(Canvas):
 
     def begin(self, ids):
         L, P = self.target.block_size, len(ids)
+        if self.target.cache not in CACHES:
+            raise ValueError(f"unknown cache {self.target.cache!r}: choose from {', '.join(CACHES)}")
         self.origin, self.done, self.state, self.prefix = P, ids, self.blank, None
         self.rest = self.length(L, P, self.decoder.gen_len) - P - L  # positions behind the active block
         self.passes = {"prefill": 0, "denoise": 0, "kv_commit": 0}
