@@ -337,8 +337,9 @@ def sampled_table(rows, task, budget, temperature):
         for key in [("draft-free", "")] + SAMPLED
     }
     base = summary(found["draft-free", ""])
+    prompts = len({row["index"] for row in chosen})
     lines = [
-        f"{task}, T = {temperature:g}, D = {budget}, {len({row['index'] for row in chosen})} prompts, {base['n']} samples",
+        f"{task}, T = {temperature:g}, D = {budget}, {base['n']} samples of {prompts} prompts",
         f"{'':13}{'matching':11}{'denoise':>8}{'cut':>7}{'accepted':>9}{'likeliest':>10}{'tokens/s':>9}"
         f"{'accuracy':>9}{'exact':>9}",
     ]
@@ -361,8 +362,8 @@ def report_sampled(args, rows):
                 print("\n" + "\n".join(sampled_table(same, task, budget, temperature)))
     print(
         "\ndenoise: denoising passes per answer. likeliest: share of commits that are the likeliest token of their"
-        "\nconditional. exact: texts equal to the draft-free ones of the same seed. coupled: drafted with the target's own"
-        "\nnoise. greedy: accepted while the likeliest token, which is biased towards it: its texts follow another law."
+        "\nconditional. exact: texts equal to the draft-free ones of the same seed. coupled: drafted with the target's"
+        "\nown noise. greedy: accepted while the likeliest token, which is biased towards it: another law."
         "\nuncoupled: drafted with other noise. spot-noised: SPOT whose drafter also reads the noised conditionals."
     )
 
@@ -413,8 +414,8 @@ def report_unsampled(bench, rows):
         "\ntokens/s: ratio to draft-free in this run (keep the machine idle). draft/target/rest: shares of the time."
         "\ndraft-free: fused. published: with a storing pass per block. chain, tree, graph: the peers. spot-floor: no"
         "\nnodes under γ. spot-noised: a drafter for every temperature. spot-cost, spot-small: SPOT with the measured,"
-        "\ncost-aware budget, for the drafter and a small one. oracle-positions: true order, stale tokens. oracle-tokens:"
-        "\ntrue tokens, stale order."
+        "\ncost-aware budget, for the drafter and a small one. oracle-positions: true order, stale tokens."
+        "\noracle-tokens: true tokens, stale order."
         "\ntime of a pass over n copies, in passes over one: "
         + ", ".join(f"{n}: {passes[n] / passes[1]:.1f}" for n in (3, 5, 9, 13, 21) if n < len(passes))
     )
@@ -437,7 +438,7 @@ def open_run(args):
         "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.device(args.device.replace('auto', 'cuda')).type}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {args.device.partition(':')[0]}",
     }
     rows = {}
     for path in [args.out] * os.path.exists(args.out) + sorted(glob.glob(glob.escape(args.out) + ".rank*[0-9]")):
@@ -568,7 +569,7 @@ def parse(argv=None):
     parser.add_argument("--precision", default="bfloat16", choices=list(dlm.PRECISIONS), help="of the confidence")
     parser.add_argument("--temperature", nargs="+", type=float, default=[0.0], help="0: no sampling; a list sweeps")
     parser.add_argument("--seeds", type=train.positive, default=3, help="samples per prompt at T > 0")
-    parser.add_argument("--confidence", default="sampled", choices=dlm.CONFIDENCES, help="what T > 0 ranks commits by")
+    parser.add_argument("--confidence", default="sampled", choices=dlm.CONFIDENCES, help="what ranks commits")
     parser.add_argument("--tempered", action="store_true", help="read the confidence from the sampled law (SDAR)")
     parser.add_argument("--top-k", type=train.positive, help="sample among the k likeliest tokens")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample among the likeliest of this total probability")
@@ -700,6 +701,7 @@ def look_closer(bench):
         diagnose.trace(bench)
     else:
         diagnose.pass_cost(bench["target"])
+        bench["target"].units = args.pad and 2 + args.budget[0] or None
         diagnose.one_block(bench["target"], bench["drafter"], args.budget[0])
 
 

@@ -1,12 +1,12 @@
 """The target: a block-diffusion language model, decoded exactly.
 
 Holds the prefix cache, one pass over many block states (paper section 5), the commit rules, the noise and the
-transition F (sections 1, 6 and 7) and the draft-free loop, which is the definition of truth: every other way of decoding
-in this project must write the same tokens.
+transition F (sections 1, 6 and 7) and the draft-free loop, which is the definition of truth: every other way of
+decoding in this project must write the same tokens.
 
 A block-diffusion model looks both ways inside a block of L positions and back over all earlier blocks, and its input
-holds a mask token wherever nothing has been decided. So a native transformers class runs it, with our attention function
-registered in place of the causal one. Blocks are aligned to absolute position 0.
+holds a mask token wherever nothing has been decided. So a native transformers class runs it, with our attention
+function registered in place of the causal one. Blocks are aligned to absolute position 0.
 
 What this file leaves out: which classes those are, and loading (targets.py); the decoding of full-attention targets.
 """
@@ -169,13 +169,13 @@ class Decoder:
     """What turns conditionals into the next state: the commit rule and, at T > 0, how tokens are drawn (section 6).
 
     value: the rule's threshold; least: commits per pass at least, released code's block_size / steps, or {decided
-    positions: commits} where they vary (see `linear_schedule`). precision: bfloat16 rounds probabilities before they are compared [ours, as released
-    code does at full size]; float32 compares them as they are. gen_len: new tokens after which generation stops, at a
-    block's end. temperature, top_k, top_p: the law that tokens are drawn from, in this order, as in the released SDAR
-    decoder; 0 takes the likeliest. confidence: probability of the `sampled` token (released) or of the likeliest one of
-    the `distribution`; `margin` and `entropy` are Dream's; tempered: read it from that law (SDAR) and not from the
-    model's own softmax (LLaDA). noise: `step` draws
-    anew at every commit, which keeps the law; `position` once per position, which does not for a sampled confidence.
+    positions: commits} where they vary (see `linear_schedule`). precision: bfloat16 rounds probabilities before they
+    are compared [ours, as released code does at full size]; float32 compares them as they are. gen_len: new tokens
+    after which generation stops, at a block's end. temperature, top_k, top_p: the law that tokens are drawn from, in
+    this order, as in the released SDAR decoder; 0 takes the likeliest. confidence: probability of the `sampled` token
+    (released) or of the likeliest one of the `distribution`; `margin` and `entropy` are Dream's; tempered: read it from
+    that law (SDAR) and not from the model's own softmax (LLaDA). noise: `step` draws anew at every commit, which keeps
+    the law; `position` once per position, which does not for a sampled confidence.
     """
 
     rule: str = "exact"
@@ -221,8 +221,8 @@ class Decoder:
         return probability.bfloat16().to(probability.dtype) if self.precision == "bfloat16" else probability
 
     def law(self, log_probs):
-        """log p(v) of the law that tokens are drawn from at T > 0: softmax(log_probs / T), the top_k likeliest of it, of
-        these the likeliest up to and including the one that brings their sum over top_p. [..., V], same type."""
+        """log p(v) of the law that tokens are drawn from at T > 0: softmax(log_probs / T), the top_k likeliest of it,
+        of these the likeliest up to and including the one that brings their sum over top_p. [..., V], same type."""
         law = ((log_probs - log_probs.amax(-1, keepdim=True)) / self.temperature).log_softmax(-1)
         if self.top_k is not None and self.top_k < law.shape[-1]:
             least = law.topk(self.top_k, -1).values[..., -1:]
@@ -287,8 +287,9 @@ class Decoder:
 
 
 def linear_schedule(masks, steps, last=1e-3):
-    """Dream's commits per pass, {decided: commits}: of `masks` positions, int(left·(1 − s/t)) at t → s along linspace(1,
-    last, steps + 1), all at the last step. Steps that would commit nothing are left out: they change no state."""
+    """Dream's commits per pass, {decided: commits}: of `masks` positions, int(left·(1 − s/t)) at t → s along
+    linspace(1, last, steps + 1), all at the last step. Steps that would commit nothing are left out: they change no
+    state."""
     if steps < 1:
         raise ValueError(f"the number of steps is {steps}: give at least 1")
     times = torch.linspace(1, last, steps + 1).tolist()
@@ -307,9 +308,9 @@ def linear_schedule(masks, steps, last=1e-3):
 @dataclass
 class Pass:
     """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `masked` bool [U, L];
-    `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to the conditionals
-    of `size` ids; `record`, per layer (K, V) of all units. Conditionals are made as they are read, never all at once.
-    `decided` int64 [U]: decided positions of each state, its step.
+    `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to the
+    conditionals of `size` ids; `record`, per layer (K, V) of all units. Conditionals are made as they are read, never
+    all at once. `decided` int64 [U]: decided positions of each state, its step.
     """
 
     states: torch.Tensor

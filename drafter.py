@@ -38,8 +38,8 @@ class Candidates:
 
 
 class Stale:
-    """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter needs
-    all.
+    """The conditionals of the last verified state, at its k masked positions; read on demand, as not every drafter
+    needs all.
 
     state: tuple of L ids, of block `block`; log_probs float32 or float64 [k, V]; decoder: draws tokens, rounds the
     confidence and breaks ties as it does when committing.
@@ -57,8 +57,8 @@ class Stale:
     def at(self, step):
         """The Candidates of a state with `step` decided positions: section 6.
 
-        At T = 0 they are the likeliest tokens, whatever the step. At T > 0 the noise of that step says which token these
-        conditionals would draw, and p(v) is the softmax of the perturbed conditionals [ours].
+        At T = 0 they are the likeliest tokens, whatever the step. At T > 0 the noise of that step says which token
+        these conditionals would draw, and p(v) is the softmax of the perturbed conditionals [ours].
         """
         step = step if self.decoder.temperature > 0 and self.decoder.noise == "step" else 0
         if step not in self.seen:

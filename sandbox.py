@@ -1,8 +1,9 @@
 """The only place where programs that a model wrote are run: whitelisted ones of the embedded task, and any, confined.
 
-A program of the embedded task `code` runs only if its syntax tree stays inside a small whitelist (no import, no attribute
-but `append`, no name from outside), and then in a child process with limits on time, memory and output. Programs written
-for HumanEval and MBPP may hold anything: they run as `passes` describes, and only if the user allowed it.
+A program of the embedded task `code` runs only if its syntax tree stays inside a small whitelist (no import, no
+attribute but `append`, no name from outside), and then in a child process with limits on time, memory and output.
+Programs written for HumanEval and MBPP may hold anything: they run as `passes` describes, and only if the user allowed
+it.
 
 What this file leaves out: prompts, and finding the program in an answer (tasks.py).
 """

@@ -1,8 +1,8 @@
 """The six real targets and the embedded one: which native transformers class each is, and loading them, strictly.
 
-SDAR is a Qwen3 with another mask, LLaDA2.0-mini is a GLM-4-MoE, LLaDA is a Llama without the causal mask, and Dream is a
-Qwen2 whose logits are shifted by one: the table FAMILIES says so, so that no code from the hub is ever run. Every file is
-checked before it is used, as a target that is not whole would write plausible nonsense.
+SDAR is a Qwen3 with another mask, LLaDA2.0-mini is a GLM-4-MoE, LLaDA is a Llama without the causal mask, and Dream is
+a Qwen2 whose logits are shifted by one: the table FAMILIES says so, so that no code from the hub is ever run. Every
+file is checked before it is used, as a target that is not whole would write plausible nonsense.
 
 What this file leaves out: quantised weights; decoding (dlm.py).
 """

@@ -12,8 +12,8 @@ decides whether the problem belongs to `train` or `test`, so no test content is 
 form, used with probability .7, and others: a rigid template would make the commit order dull. The benchmarks are
 evaluated only ('test'), zero-shot; their rows come from a local file or are downloaded.
 
-What this file leaves out: running programs (sandbox.py), few-shot prompts, the enlarged tests of EvalPlus, sampling several answers (pass@k), and
-a cache of downloads (the files have less than 1 MB; keep one and give its path instead).
+What this file leaves out: running programs (sandbox.py), few-shot prompts, the enlarged tests of EvalPlus, sampling
+several answers (pass@k), and a cache of downloads (the files have less than 1 MB; keep one and give its path instead).
 
     python tasks.py            # print a few problems of each embedded task
 """

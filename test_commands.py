@@ -180,7 +180,7 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         (["bench.py", "--device", "meta"], "device"),
         (["bench.py", "--floor", "nan"], "floor"),
         (["bench.py", "--budget", "9999"], "at most 512"),
-        (["bench.py", "--model", os.path.join(HERE, "checkpoints", "golden-sdar")], "no tokenizer"),
+        (["bench.py", "--model", os.path.join(HERE, "checkpoints", "golden-sdar"), "--task", "code"], "no tokenizer"),
         (["bench.py", "--out", "."], "not a result file"),
         *((["bench.py", "--temperature", t], "the temperature is") for t in ("-1", "nan", "inf", "1e9", "1e-300")),
         (["bench.py", "--temperature", "1", "1"], "twice"),
@@ -338,7 +338,7 @@ def test_a_mismatch_exits_1_and_names_it(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(bench, "speculate", lambda *args, **kwargs: verify.speculate(*args, **kwargs, match=gullible))
     code, out = run(["bench.py", "--num-samples", "1", "--task", "code", "--out", str(tmp_path / "run.json")], capsys)
-    assert code == 1 and re.search(r"MISMATCH \S+ D=\d code prompt 0: new token \d+, margin 0\.", out)
+    assert code == 1 and re.search(r"MISMATCH \S+ D=\d code prompt 0: new token \d+, margin \d\.", out)
 
 
 def test_training_resumes_bit_for_bit(tmp_path, records, monkeypatch):

@@ -33,7 +33,14 @@ GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints",
 VOCAB, MASK = 40, 39  # of the random targets
 LENGTHS = (1, 31, 32, 33, 64, 45)  # prompt lengths around the borders of blocks
 BUDGETS = (1, 6, 8, 12, 20)
-VALUES = {"exact": None, "threshold": 0.5, "product": 0.3, "factor": 1.5, "entropy": 1.0}  # random targets commit sets
+VALUES = {
+    "exact": None,
+    "sequential": None,
+    "threshold": 0.5,
+    "product": 0.3,
+    "factor": 1.5,
+    "entropy": 1.0,
+}  # random targets commit sets
 GRID = [(L, rule, precision) for L in (32, 8) for rule in dlm.RULES for precision in dlm.PRECISIONS]
 PER_POINT = 26  # decodes at each point of GRID
 # Draft sets as the graph drafter takes them: (position rank, vocabulary rank) pairs, parents first.

@@ -50,6 +50,7 @@ class TableTarget(dlm.Target):
     def __init__(self, block_size, tokens, seed=0, fixed=None):
         self.block_size, self.mask_id, self.stop_ids = block_size, tokens, frozenset()
         self.device, self.fixed, self.seed = torch.device("cpu"), fixed, seed
+        self.attention, self.stops, self.units = "block", True, None
         self.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4 * block_size))
 
     def table(self, state, block):
@@ -348,7 +349,7 @@ def test_scramble_is_splitmix64():
 
 
 def test_gumbel_noise():
-    """Mean .5772 and variance π²/6 within 5 standard errors; no two arguments share noise; rows do not depend on others."""
+    """Mean .5772 and variance π²/6 within 5 standard errors; no two arguments share noise; rows are independent."""
     n, size = 400, 500
     block, step, position = (torch.arange(n) // 100, torch.arange(n) // 10 % 10, torch.arange(n) % 10)
     noise = dlm.gumbel(7, block, step, position, size)

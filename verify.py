@@ -48,8 +48,8 @@ def lay_out(canvas, tree):
 
 
 def matcher(name, decoder):
-    """(drafting decoder, judging decoder) of a matcher (section 6): whose candidates are drafted, and whose F must equal
-    a node for it to be accepted. The free commit is always that of `decoder`.
+    """(drafting decoder, judging decoder) of a matcher (section 6): whose candidates are drafted, and whose F must
+    equal a node for it to be accepted. The free commit is always that of `decoder`.
 
     coupled: draft with the target's own noise; exact. greedy: draft and accept the likeliest tokens; biased towards
     them. uncoupled: draft with other noise; exact, and accepts less. At T = 0 all are the same.
