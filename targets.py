@@ -266,16 +266,17 @@ def native_config(path, raw, family):
 
 
 def choose_block_size(path, raw, name, asked, random_weights):
-    """L: as asked for, as in the name of SDAR's hub repositories (…-b16), as in config.json, or the family's."""
+    """L: as asked for, as in the name of SDAR's hub repositories (…-b16), as in config.json, or the family's; what is
+    asked for must not contradict the two others."""
     if asked is not None and (type(asked) is not int or asked < 1):
         raise ValueError(f"block size {asked!r} is not usable: give a whole number of at least 1")
-    suffix = re.search(r"SDAR-.+-b(\d+)$", name.rstrip(os.sep))
-    wanted, named = asked or (suffix and int(suffix[1])), raw.get("block_size")
+    suffix, named = re.search(r"SDAR-.+-b(\d+)$", name.rstrip(os.sep)), raw.get("block_size")
     if named is not None and (type(named) is not int or named < 1):
         raise ValueError(f"{path} names no usable block_size: correct it")
-    if wanted and named and wanted != named and not random_weights:
-        raise ValueError(f"block size {wanted} is not the block_size {named} in {path}: give {named}, or correct it")
-    size = wanted or named or FAMILIES[raw["model_type"]].known.get("block_size")
+    said = int(suffix[1]) if suffix else named  # siblings may share a config.json, not a name
+    if asked and said and asked != said and not random_weights:
+        raise ValueError(f"block size {asked} is not that of {name}, {said}: give {said}, or another model")
+    size = asked or said or FAMILIES[raw["model_type"]].known.get("block_size")
     if size is None:
         raise ValueError(f"{path} names no block_size: add it, or give the block size")
     return size

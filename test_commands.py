@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 
 import bench
 import ddtree
+import diagnose
 import dlm
 import drafter
+import sandbox
 import targets
 import tasks
 import train
@@ -37,7 +39,7 @@ COMMANDS = sorted(
     }
 )
 SMALLER = {
-    "bench": "--num-samples 1 --task code",
+    "bench": "--num-samples 1 --task code --gen-len 40 --seeds 1",
     "tasks": "",
     "target": "--steps 1",
     "accuracy": "--num-samples 2",
@@ -72,7 +74,7 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
     as runs/."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("runs")
-    for name in ("target", "order", "graph.json"):
+    for name in ("target", "order", "order-small", "order-noised", "graph.json"):
         os.symlink(os.path.join(bench.CHECKPOINTS, name), os.path.join("runs", name))
     argv = shlex.split(command, comments=True)
     argv = argv[next(i for i, word in enumerate(argv) if word.endswith(".py")) :]
@@ -96,7 +98,9 @@ def elsewhere(argv):
 
 def test_readme_names_exist():
     """Every `file.name` of the paper ↔ code table is there."""
-    found = re.findall(r"`(dlm|targets|drafter|ddtree|verify|train|bench|tasks)\.([A-Za-z_.]+)`", README)
+    found = re.findall(
+        r"`(dlm|targets|drafter|ddtree|verify|train|diagnose|bench|tasks|sandbox)\.([A-Za-z_.]+)`", README
+    )
     modules = {
         "dlm": dlm,
         "targets": targets,
@@ -106,6 +110,8 @@ def test_readme_names_exist():
         "train": train,
         "bench": bench,
         "tasks": tasks,
+        "diagnose": diagnose,
+        "sandbox": sandbox,
     }
     names = [(module, name) for module, name in found if name != "py"]
     assert len(names) >= 15
