@@ -206,6 +206,7 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         (["train.py", "collect", "--temperature", "nan"], "the temperature is"),
         (["bench.py", "--out", "README.md"], "not a result file"),
         (["train.py", "order", "--width", "20"], "multiple of 16"),
+        (["train.py", "order", "--rate", "nan"], "learning rate"),
         (["train.py", "order", "--data", "nowhere"], "run train.py collect"),
         (["train.py", "graph", "--data", "nowhere"], "run train.py collect"),
         (["train.py", "collect", "--model", "nowhere"], "no model"),

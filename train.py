@@ -35,7 +35,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 import dlm
 import targets
 import tasks
-from drafter import OrderDrafter, Stale
+from drafter import OrderDrafter, Stale, load_drafter
 
 BLOCK = 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<MASK>"]
@@ -497,17 +497,33 @@ def order_batch(data, states, depth, noised=None):
     )
 
 
-def train_order(data, held, folder, steps, seed, target=None, rows=4096, save_every=500, **shape):
+def start_from(drafter, folder):
+    """Give `drafter` the weights of the one in `folder`, which may not read the noise: what reads it starts at zero."""
+    before, own = load_drafter(folder), drafter.state_dict()
+    if before.shape | {"noised": drafter.shape["noised"]} != drafter.shape:
+        raise ValueError(
+            f"the drafter in {folder} has another shape, {before.shape}: give the same --layers and --width"
+        )
+    weights = before.state_dict()
+    missing = own["input.weight"].shape[1] - weights["input.weight"].shape[1]
+    weights["input.weight"] = functional.pad(weights["input.weight"], (0, missing))
+    drafter.load_state_dict(weights)
+
+
+def train_order(data, held, folder, steps, seed, target=None, init=None, rate=1e-3, rows=4096, save_every=500, **shape):
     """Cross-entropy of q(s|y) on the next real commit, for random passes and path depths (section 3); resumable.
 
     Prints held-out accuracy as it goes and writes the drafter to `folder` at every save.
     """
     torch.manual_seed(seed)
     drafter = OrderDrafter(**shape)
-    optimizer = torch.optim.AdamW(drafter.parameters(), lr=1e-3, weight_decay=0.01)
+    if init:
+        start_from(drafter, init)
+    optimizer = torch.optim.AdamW(drafter.parameters(), lr=rate, weight_decay=0.01)
     os.makedirs(folder, exist_ok=True)
     resume = os.path.join(folder, "training.safetensors")
     about = {"shape": drafter.shape, "steps": steps, "seed": seed, "passes": len(data["count"])}
+    about |= {"init": init, "rate": rate}
     done, begin = load_training(resume, drafter, [optimizer], about), time.time()
     groups = {k: (data["count"] == k).nonzero()[:, 0] for k in range(2, drafter.shape["block_size"] + 1)}
     weights = torch.tensor(
@@ -515,7 +531,7 @@ def train_order(data, held, folder, steps, seed, target=None, rows=4096, save_ev
     )  # every batch has `rows` positions
     for step in range(done, steps):
         generator = torch.Generator().manual_seed(seed * 1000003 + step)
-        optimizer.param_groups[0]["lr"] = 1e-3 * schedule(step, steps)
+        optimizer.param_groups[0]["lr"] = rate * schedule(step, steps)
         for i in torch.multinomial(weights, 2, replacement=True, generator=generator).tolist():
             k = i + 2
             group, n = groups[k], rows // k // 2
@@ -654,6 +670,8 @@ def run_order(args):
     """Train the order drafter and print its held-out accuracy beside the stale orders'."""
     if args.width % 16:
         raise ValueError(f"--width is {args.width}: give a multiple of 16, the width of an attention head")
+    if not 0 < args.rate <= 1:
+        raise ValueError(f"--rate is {args.rate}: give a learning rate above 0 and up to 1")
     data, test = split(*args.data)
     print(f"{len(data['count'])} training passes, {len(test['count'])} held-out ones", flush=True)
     drafter = train_order(
@@ -663,6 +681,8 @@ def run_order(args):
         args.steps,
         args.seed,
         target_of(args.data),
+        args.init,
+        args.rate,
         layers=args.layers,
         width=args.width,
         heads=args.width // 16,
@@ -719,6 +739,8 @@ def parse(argv=None):
     order.add_argument("--steps", type=positive, default=5000)
     order.add_argument("--layers", type=positive, default=3)
     order.add_argument("--width", type=positive, default=128)
+    order.add_argument("--init", metavar="FOLDER", help="start from this order drafter")
+    order.add_argument("--rate", type=float, default=1e-3, help="learning rate")
     order.add_argument("--noised", action="store_true", help="also read statistics of the noised conditionals")
     graph = commands.add_parser("graph", help="calibrate the draft graph (Spiffy) on trajectories")
     graph.add_argument("--data", default="runs/trajectories")
