@@ -5,6 +5,9 @@
     python bench.py --diagnose                      # why the order matters (section 2), beside the paper's figures
     python bench.py --trace                         # one prompt, round by round
     python bench.py --temperature 0.5 1 1.5 2       # sampling (section 6): three matchers, several seeds
+    python bench.py --model sdar-8b --allow-code    # the paper's main experiment, on a CUDA machine
+    python bench.py --pass-cost                     # the time of a pass over 1 + D copies
+    torchrun --nproc-per-node 8 bench.py …          # the prompts split over processes
 
 Every prompt is decoded by every method in one process, the order of methods rotating from prompt to prompt, after a
 warm-up of each. The clock covers a whole generation, drafting included. Headline figures are totals over prompts:
@@ -12,10 +15,11 @@ passes per answer, the cut in denoise passes over the fused draft-free loop, new
 The result file is written after every prompt; given again as --out with the same arguments, an interrupted run goes
 on.
 
-What this file leaves out: the public benchmarks.
+What this file leaves out: looking at one target closely (diagnose.py).
 """
 
 import argparse
+import datetime
 import glob
 import importlib.util
 import itertools
@@ -50,6 +54,7 @@ SAMPLED = [("chain", "coupled"), ("tree", "coupled")] + [  # what is compared at
 ]
 COST_AWARE = ("spot-cost", "spot-small")  # SPOT with a budget of its own: the drafter, and a smaller one
 LARGEST = 20  # its budget is never above this
+REPEATS = 9  # measurements of a pass
 MOST = 512  # budget that is accepted at most
 PAPER = {"gsm8k": 350, "math500": 350, "humaneval": 164, "mbpp": 257}  # prompts of the main experiment (section 10)
 CHECKPOINTS = os.path.join(targets.HERE, "checkpoints")
@@ -131,10 +136,10 @@ def drafted(target, decoder, prompt, draft, matching="coupled", commits=None):
     return result
 
 
-def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
+def measure_costs(target, decoder, prompt, drafter, largest):
     """Seconds of passes over 1 … largest copies of a half-decided block behind the prompt, and of drafter calls.
 
-    Lower quartiles of `repeats`, so that neither the first, cold ones nor a moment's disturbance count; sizes are
+    Lower quartiles of REPEATS, so that neither the first, cold ones nor a moment's disturbance count; sizes are
     interleaved, unmeasured ones interpolated.
     """
     canvas = dlm.start(target, decoder, prompt)
@@ -144,7 +149,7 @@ def measure_costs(target, decoder, prompt, drafter, largest, repeats=9):
     log_probs = canvas.look([half], [canvas.block], {}).unit(0)
     sizes = sorted({1, 2, 3, 5, 7, 9, 13, 17, 21, largest} & set(range(largest + 1)))
     passes, drafts, first = {n: [] for n in sizes}, {n: [] for n in sizes}, []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         begin = time.perf_counter()
         order = drafter.order(Stale(decoder, half, target.mask_id, canvas.block, log_probs))
         order(np.zeros((1, len(log_probs)), dtype=bool))  # reads the stale features, then one call
@@ -198,7 +203,7 @@ def measure_prompt(bench, task, index, temperature, seed):
     decoder = replace(bench["decoder"], temperature=temperature, seed=noise_seed(args, index, seed))
     problem = bench["problems"][task][index]
     prompt = target.encode(problem.prompt)
-    target.units = shape = args.pad and 2 + max(LARGEST, *args.budget) or None
+    target.units = shape = bench["units"]
     reference, truth = draft_free(target, decoder, prompt)
     commits = [Commits() for _ in range(1 + len(SAMPLED) * len(args.budget))]
     runs = runs_of(bench, decoder, prompt, truth, commits)
@@ -223,14 +228,18 @@ def measure_prompt(bench, task, index, temperature, seed):
                 "seconds": result.seconds,
                 "commits": tally and [tally.likeliest, tally.all],
                 "right": tasks.score(problem, target.decode(result.ids), args.allow_code),
-                "differs": None if same else divergence(bench, decoder, prompt, reference, result),
+                "differs": None
+                if same
+                else {}
+                if matching == "greedy"
+                else divergence(bench, decoder, prompt, reference, result),
             }
         )
     return rows
 
 
 def noise_seed(args, index, seed):
-    """The decoder's seed for the `seed`-th sample of prompt `index`: prompts share no noise."""
+    """The decoder's seed for the `seed`-th sample of prompt `index`: prompts of one task share no noise."""
     return args.seed + 1000003 * index + seed
 
 
@@ -242,12 +251,12 @@ def divergence(bench, decoder, prompt, reference, result):
         (i for i, (a, b) in enumerate(zip(reference.written, result.written)) if a != b),
         min(len(reference.written), len(result.written)),
     )
-    block, offset = divmod(len(prompt) + at, target.block_size)
     margins = []
 
     def watch(canvas, state, following, out, unit):
-        if canvas.block == block and (state[offset] != following[offset]):
-            stale = Stale(decoder, state, target.mask_id, block, out.unit(unit))
+        offset = len(prompt) + at - len(canvas.done)
+        if 0 <= offset < target.block_size and not out.partial and state[offset] != following[offset]:
+            stale = Stale(decoder, state, target.mask_id, canvas.block, out.unit(unit))
             confidence = stale.at(ddtree.step_of(canvas, state)).confidence.sort(descending=True).values
             margins.append(float(confidence[0] - confidence[min(1, len(confidence) - 1)]))
 
@@ -375,7 +384,7 @@ def report(bench, rows):
         report_unsampled(bench, [row for row in rows if row["temperature"] == 0])
     if any(args.temperature):
         report_sampled(args, rows)
-    differing = [row for row in rows if row["differs"] and row["matching"] != "greedy"]
+    differing = [row for row in rows if row["differs"]]  # empty for greedy matching, whose texts may differ
     if args.pad:
         differing = [row for row in differing if row["method"] not in FREE]
         report_unpadded([row for row in rows if row["method"] == "draft-free"])
@@ -422,11 +431,6 @@ def report_unsampled(bench, rows):
 
 
 # -------------------------------------------------------------------------------------------------- the run
-
-
-def world():
-    """(rank, number of processes) under torchrun, else (0, 1)."""
-    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
 def open_run(args):
@@ -484,7 +488,7 @@ def run_all(bench, run, out):
 
     Several processes take turns with the samples, and each saves to a file of its own; the first one joins them.
     """
-    args, (rank, ranks) = bench["args"], world()
+    args, (rank, ranks) = bench["args"], train.world()
     done, path = {sample_of(row) for row in run["rows"]}, out if ranks == 1 else f"{out}.rank{rank}"
     noises = [(t, seed) for t in args.temperature for seed in range(args.seeds if t else 1)]
     most = max(args.num_samples)
@@ -609,8 +613,6 @@ def decoder_of(args):
         key: getattr(args, key) for key in "rule precision gen_len top_k top_p confidence tempered noise".split()
     }
     decoders = [dlm.Decoder(**options, temperature=temperature, seed=args.seed) for temperature in args.temperature]
-    if len(set(args.temperature)) < len(decoders):
-        raise ValueError("--temperature names a value twice: name each once")
     return decoders[0]
 
 
@@ -624,8 +626,13 @@ def check(args):
         raise ValueError(f"--budget is {max(args.budget)}: give at most {MOST} draft nodes per round")
     if args.plot and not importlib.util.find_spec("matplotlib"):
         raise ValueError("--plot needs matplotlib: pip install matplotlib, or leave --plot out")
-    if args.rule != "exact" and (args.diagnose or args.trace):
-        raise ValueError(f"--diagnose and --trace show single commits: use --rule exact, not {args.rule}")
+    if (args.rule != "exact" or args.steps) and (args.diagnose or args.trace):
+        raise ValueError("--diagnose and --trace show single commits: use --rule exact and no --steps")
+    if args.pass_cost and args.cache == "none":
+        raise ValueError("--pass-cost measures passes behind a cache: use --cache dual")
+    for name in ("temperature", "budget", "task"):
+        if len(set(getattr(args, name))) < len(getattr(args, name)):
+            raise ValueError(f"--{name} names a value twice: name each once")
     if args.diagnose and any(args.temperature) or args.plot and 0 not in args.temperature:
         raise ValueError("--diagnose and --plot show T = 0: leave --temperature out")
     if args.random_weights and not args.pass_cost:
@@ -671,11 +678,14 @@ def prepare(args):
             raise ValueError(
                 f"drafter blocks end at {widest}, the target's at {target.block_size}: give another drafter"
             )
+    bench["units"] = target.units = 2 + max(LARGEST, *args.budget) if args.pad else None
     if not args.pass_cost:
         prompt = max((target.encode(p.prompt) for some in problems.values() for p in some), key=len)
         dlm.start(target, decoder, prompt)  # the longest prompt must fit
-        for name in ("drafter", "small"):
-            bench["costs"][name] = measure_costs(target, decoder, prompt, bench[name], 2 + LARGEST)
+        if 0 in args.temperature and not (args.diagnose or args.trace):
+            for name in ("drafter", "small"):
+                cold = replace(decoder, temperature=0.0)
+                bench["costs"][name] = measure_costs(target, cold, prompt, bench[name], 1 + LARGEST)
     return bench
 
 
@@ -687,7 +697,8 @@ def say_what(bench):
     if foreign:
         print(f"foreign, not trained on {args.model}: " + ", ".join(f"{n} ({getattr(args, n)})" for n in foreign))
     if target.attention == "full":
-        print(f"full attention, cache {args.cache}: exact means equal to draft-free decoding with the same cache")
+        print(f"full attention, cache {args.cache}: exact means equal to draft-free decoding with the same cache, and")
+        print("published is the same loop as draft-free, as no pass is spent on the cache alone")
     if "math500" in args.task:
         print(f"math500 is scored by {tasks.formula_matcher()}")
 
@@ -700,17 +711,18 @@ def look_closer(bench):
     elif args.trace:
         diagnose.trace(bench)
     else:
+        bench["target"].units = None
         diagnose.pass_cost(bench["target"])
-        bench["target"].units = args.pad and 2 + args.budget[0] or None
+        bench["target"].units = bench["units"]
         diagnose.one_block(bench["target"], bench["drafter"], args.budget[0])
 
 
 def compare(args):
     """The main job; returns the exit status."""
-    rank, ranks = world()
+    rank, ranks = train.world()
     if ranks > 1:
-        torch.distributed.init_process_group("gloo")
-        args.device = f"cuda:{os.environ['LOCAL_RANK']}" if args.device == "cuda" else args.device
+        torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(days=7))  # they meet at the end only
+        args.device = train.own_device(args.device)
         out = [args.out]
         torch.distributed.broadcast_object_list(out)
         args.out = out[0]

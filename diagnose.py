@@ -72,26 +72,32 @@ def diagnose(bench):
     )
     line("    the most confident stale position left on the true path", f"{accuracy['stale_left']:.2f}")
     line("    the position at stale rank d commits d-th", f"{accuracy['stale_rank']:.2f}", ".22")
+    truths = [(prompt, *truth_of(bench, prompt)) for prompt in prompts]
     for name, oracle, paper in (
         ("oracle-positions", ddtree.oracle_positions, "5.4-5.7x / 7.2-8.2x"),
         ("oracle-tokens", ddtree.oracle_tokens, "D 20: 3.4-6.5x"),
     ):
-        cuts = [oracle_cut(bench, oracle, budget) for budget in (8, 20)]
+        cuts = [oracle_cut(bench, truths, oracle, budget) for budget in (8, 20)]
         line(f"{name}: cut in passes, D = 8 / 20", "{:.1f}x / {:.1f}x".format(*cuts), paper)
 
 
-def oracle_cut(bench, draft_function, budget):
+def truth_of(bench, prompt):
+    """(denoise passes of draft-free decoding, the states each block went through {block: states})."""
+    truth = {}
+
+    def watch(canvas, state, following, *_):
+        truth.setdefault(canvas.block, [state]).append(following)
+
+    return dlm.generate(bench["target"], bench["decoder"], prompt, watch=watch).passes["denoise"], truth
+
+
+def oracle_cut(bench, truths, oracle, budget):
     """Cut in denoise passes of an oracle, over all evaluation prompts."""
-    target, decoder, free, drafted = bench["target"], bench["decoder"], 0, 0
-    for problem in (p for task in bench["args"].task for p in bench["problems"][task]):
-        prompt, truth = target.encode(problem.prompt), {}
-
-        def watch(canvas, state, following, *_):
-            truth.setdefault(canvas.block, [state]).append(following)
-
-        free += dlm.generate(target, decoder, prompt, watch=watch).passes["denoise"]
-        draft = partial(draft_function, budget=budget, truth=truth)
-        drafted += speculate(target, decoder, prompt, draft).passes["denoise"]
+    free = drafted = 0
+    for prompt, passes, truth in truths:
+        draft = partial(oracle, budget=budget, truth=truth)
+        free += passes
+        drafted += speculate(bench["target"], bench["decoder"], prompt, draft).passes["denoise"]
     return free / drafted
 
 
@@ -146,7 +152,7 @@ def trace(bench):
         "Each round verifies a draft tree in one target pass. A line is a commit: position in the block, token (␣ is a"
     )
     print(
-        "space), mass m. ✓: the target's own next state is this node. · is undecided. Blocks of the prompt come first."
+        "space), mass m. ✓: the target's own next state is this node. · is undecided. Blocks count from the prompt's on."
     )
     draft = partial(ddtree.spot, budget=args.budget[0], drafter=bench["drafter"])
     result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
@@ -174,14 +180,14 @@ def seconds_of(run, device, repeats=7, enough=5.0):
     return statistics.median(done), statistics.median(returned)
 
 
-def pass_cost(target, length=256, copies=(1, 7, 9, 13, 21), repeats=7):
-    """Print the time of a pass over 1 + D copies of a block behind `length` cached tokens, beside the time it takes to
+def pass_cost(target):
+    """Print the time of a pass over 1 + D copies of a block behind 256 cached tokens, beside the time it takes to
     read the weights once at the speed this device copies memory with: no pass over a dense model is faster.
 
     host: share of the time in which Python has not yet handed over all work; on a CPU there is no such division. An
     unpinned mixture of experts reads only those weights that its tokens are routed to.
     """
-    L, device = target.block_size, target.device
+    L, device, length = target.block_size, target.device, 256
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, min(target.n_ids, target.mask_id), (length // L * L,), generator=generator).tolist()
     prefix = target.prefill(ids) if target.attention == "block" else kept_canvas(target, ids)
@@ -189,18 +195,17 @@ def pass_cost(target, length=256, copies=(1, 7, 9, 13, 21), repeats=7):
     weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
     buffer = torch.empty(min(weights, 1 << 29), dtype=torch.uint8, device=device)
     other = torch.empty_like(buffer)
-    rate = 2 * buffer.numel() / seconds_of(lambda: other.copy_(buffer), device, repeats)[0]
+    rate = 2 * buffer.numel() / seconds_of(lambda: other.copy_(buffer), device)[0]
     print(f"{weights / 1e9:.2f} GB of weights, memory copied at {rate / 1e9:.1f} GB/s: {1e3 * weights / rate:.2f} ms")
     print(f"{'copies':>7}{'ms':>10}{'in passes over 1':>18}{'over the floor':>16}{'host':>7}")
     decoder, one = dlm.Decoder(), None
-    for n in copies:
+    for n in (1, 7, 9, 13, 21):
         states, blocks = [half] * n, [length // L] * n
-        done, _ = seconds_of(lambda: decoder.transition(target.forward(states, blocks, prefix, {})), device, repeats)
-        _, handed = seconds_of(lambda: target.forward(states, blocks, prefix, {}), device, repeats)
+        done, _ = seconds_of(lambda: decoder.transition(target.forward(states, blocks, prefix, {})), device)
+        _, handed = seconds_of(lambda: target.forward(states, blocks, prefix, {}), device)
         one = one or done
         host = f"{handed / done:.0%}" if device.type == "cuda" else "-"
         print(f"{n:7}{1e3 * done:10.2f}{done / one:17.2f}x{done / (weights / rate):15.2f}x{host:>7}", flush=True)
-    return one
 
 
 def one_block(target, drafter, budget):

@@ -6,9 +6,10 @@ decoding in this project must write the same tokens.
 
 A block-diffusion model looks both ways inside a block of L positions and back over all earlier blocks, and its input
 holds a mask token wherever nothing has been decided. So a native transformers class runs it, with our attention
-function registered in place of the causal one. Blocks are aligned to absolute position 0.
+function registered in place of the causal one. Blocks of a block-causal target are aligned to absolute position 0;
+`FullCanvas` decodes the full-attention ones.
 
-What this file leaves out: which classes those are, and loading (targets.py); the decoding of full-attention targets.
+What this file leaves out: which classes those are, and loading (targets.py).
 """
 
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def block_attention(module, query, key, value, attention_mask, scaling, units=No
     """
     B, H, S, d = query.shape
     KV, L = key.shape[1], units.block_size
-    U, G = S // L, H // KV
+    U, G = S // L, H // KV  # G: query heads per key head
     q = (query * scaling).view(B, KV, G, U, L, d).transpose(2, 3).reshape(B, KV, U, G * L, d)
     k, v = key.view(B, KV, U, L, d), value.view(B, KV, U, L, d)
     scores, values = [q @ k.transpose(-1, -2)], [v]  # own: [B, KV, U, G·L, L]
@@ -251,7 +252,7 @@ class Decoder:
         sampled: p(token); distribution: max p; margin: p₁ − p₂; entropy: exp(−H), which orders as −H does.
         """
         tempered = self.tempered and self.temperature > 0
-        probs = (self.law(log_probs) if tempered else log_probs).exp()
+        probs = self.law(log_probs.double()).exp() if tempered else log_probs.exp()
         entropy = probs[:, 0]
         if "entropy" in (self.rule, self.confidence):
             entropy = torch.special.entr(probs).sum(-1)
@@ -382,12 +383,16 @@ class Target:
 
         parents: {unit: unit it also sees}, for a next block appended to a finished one. origin: absolute position of
         block 0; lead, tail: ids around the block that every unit brings along. Logits can be read at masked positions
-        only. Returns a Pass. With a prefix of batch size B, `states` holds B·U tuples, row by row.
+        only. Returns a Pass. With a prefix of batch size B, `states` holds B·U tuples, row by row (not in padded
+        passes).
         """
         count = len(blocks)
-        if self.units and not lead:
+        if self.units and (not lead or self.cache == "none"):
             states, blocks, parents = self.padded(states, blocks, parents)
         U, L, S = len(blocks), self.block_size, len(lead) + self.block_size + len(tail)
+        rows = states if count == U else states[:count]
+        where = [i for i, token in enumerate(t for state in rows for t in state) if token == self.mask_id]
+        where = torch.tensor(where, dtype=torch.int64, device=self.device)  # known on the host: nothing to wait for
         states, blocks, lead, tail = (torch.tensor(x, device=self.device).long() for x in (states, blocks, lead, tail))
         units = Units(S, prefix, record=[])
         if parents:
@@ -404,14 +409,16 @@ class Target:
         if count < U:
             states, blocks, hidden = states[:count], blocks[:count], hidden[:count]
         masked = states == self.mask_id
-        hidden = hidden[:, at][masked]
+        hidden = hidden[:, at].flatten(0, 1)[where]
         blocks = blocks.repeat(len(states) // len(blocks))
         return Pass(states, blocks, masked, hidden, self.log_probs, self.model.config.vocab_size, units.record)
 
     def padded(self, states, blocks, parents):
         """The units of a pass filled up to `self.units`, of which one always stands behind another (not where the whole
-        canvas is seen): then all passes over as long a prefix have one shape, and a state's conditionals are rounded
-        alike in all of them [ours]."""
+        canvas is seen): then all passes over as long a prefix have one shape, but those that open a block of a whole
+        canvas, and a state's conditionals are rounded alike in all of them [ours]. ValueError for several rows."""
+        if len(states) != len(blocks):
+            raise ValueError("padded passes take one row of units: leave `units` None to decode a batch")
         missing = self.units - len(blocks)
         if missing < (not parents) or len(set(parents.values())) > 1:
             raise ValueError(f"{len(blocks)} units do not fit a pass of {self.units}: give the target more units")
@@ -423,11 +430,9 @@ class Target:
     def log_probs(self, hidden):
         """log p_s(v) of hidden states [m, h], [m, V] in float32 or float64; −inf for [MASK] and untrained ids, whose
         share is missing from the sum if `whole_softmax`."""
-        m, rows = (
-            len(hidden),
-            self.units and min(chunk_rows(self.model.config.vocab_size), self.units * self.block_size),
-        )
+        m = len(hidden)
         if self.units:  # one shape here too
+            rows = min(chunk_rows(self.model.config.vocab_size), self.units * self.block_size)
             hidden = torch.cat([hidden, hidden.new_zeros(rows - m, hidden.shape[1])])
         logits = self.model.lm_head(hidden)[:m]
         logits = logits if logits.dtype == torch.float64 else logits.float()

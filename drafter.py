@@ -27,9 +27,9 @@ STALE_FEATURES = 2 * TOP + 8
 
 @dataclass
 class Candidates:
-    """What may be committed at one step, at the k stale positions: `tokens`, k lists of up to 32 ids, the one foreseen
-    first; `values` float32 [k, 32], p(v) of each; `confidence` float64 [k], of the first; `ranking`, indices 0…k−1 by
-    falling confidence, ties to the lowest position."""
+    """What may be committed at one step, at the k stale positions: `tokens`, k lists of 32 ids (zeros where V < 32),
+    the one foreseen first; `values` float32 [k, 32], p(v) of each; `confidence` float64 [k], of the first; `ranking`,
+    indices 0…k−1 by falling confidence, ties to the lowest position."""
 
     tokens: list
     values: np.ndarray
@@ -51,7 +51,8 @@ class Stale:
         self.seen = {}
 
     def step(self, decided):
-        """Number of decided positions of the block when, of the k stale ones, those of `decided` (bool [k]) are."""
+        """Decided positions of the block in a state where, of the k stale positions, those in `decided` (bool [k]) are
+        decided too."""
         return len(self.state) - len(self.positions) + int(decided.sum())
 
     def at(self, step):
@@ -67,6 +68,7 @@ class Stale:
 
     @torch.inference_mode()
     def draw(self, step):
+        """The Candidates under the noise of `step`."""
         k, device = len(self.positions), self.log_probs.device
         block, step, position = torch.tensor([[self.block, step, s] for s in self.positions], device=device).T
         perturbed = self.decoder.perturbed(self.log_probs, block, step, position)

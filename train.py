@@ -404,6 +404,16 @@ def prompt_in(line, path):
         raise ValueError(f"{path} has a line without a prompt ({line[:40]}): give every line one") from None
 
 
+def world():
+    """(rank, number of processes) under torchrun, else (0, 1)."""
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+
+
+def own_device(device):
+    """The device of this process: under torchrun each takes a GPU of its own."""
+    return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and world()[1] > 1 else device
+
+
 def open_folder(folder, about):
     """Make a folder for trajectories that depend on `about` (a dict), or go on with one of the same."""
     os.makedirs(folder, exist_ok=True)
@@ -421,10 +431,16 @@ def open_folder(folder, about):
 def run_collect(args):
     """Write trajectories of training prompts as safetensors shards; shards that exist are kept.
 
-    Temperatures take turns from shard to shard, each with noise of its own; under torchrun processes take turns too.
+    Temperatures take turns from shard to shard, each shard with noise of its own, which its prompts share; under
+    torchrun processes take turns too. The model and the prompts' file are known by their names only: what has been
+    trained or written anew needs another folder.
     """
-    rank, ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = f"cuda:{os.environ['LOCAL_RANK']}" if ranks > 1 and args.device == "cuda" else args.device
+    small = targets.is_embedded(args.model)
+    if not small and not args.prompts:
+        raise ValueError("a real target needs general prompts: give a file of them with --prompts FILE")
+    args.gen_len = args.gen_len or (160 if small else 256)
+    args.dtype = args.dtype or ("float32" if small else "bfloat16")
+    rank, ranks = world()
     decoders = [dlm.Decoder(gen_len=args.gen_len, temperature=t, confidence=args.confidence) for t in args.temperature]
     if args.prompts:
         texts = read_prompts(args.prompts, args.num_prompts)
@@ -433,7 +449,7 @@ def run_collect(args):
             tasks.problems(task, "train", math.ceil(args.num_prompts * part), args.seed) for task, part in MIX.items()
         ]
         texts = [p.prompt for problems in drawn for p in problems]
-    target = targets.load(args.model, device, getattr(torch, args.dtype), args.block_size)
+    target = targets.load(args.model, own_device(args.device), getattr(torch, args.dtype), args.block_size)
     target.cache = args.cache
     batches = equally_long([target.encode(text) for text in texts], args.batch)
     batches = [batches[i] for i in np.random.default_rng(args.seed).permutation(len(batches))]
@@ -498,11 +514,12 @@ def order_batch(data, states, depth, noised=None):
 
 
 def start_from(drafter, folder):
-    """Give `drafter` the weights of the one in `folder`, which may not read the noise: what reads it starts at zero."""
+    """Give `drafter` the weights of the one in `folder`, whether that one reads the noise or not; weights of the noise
+    that it lacks start at zero."""
     before, own = load_drafter(folder), drafter.state_dict()
-    if before.shape | {"noised": drafter.shape["noised"]} != drafter.shape:
+    if before.shape not in (drafter.shape, drafter.shape | {"noised": False}):
         raise ValueError(
-            f"the drafter in {folder} has another shape, {before.shape}: give the same --layers and --width"
+            f"the drafter in {folder} has another shape, {before.shape}: give its --layers, --width and --noised"
         )
     weights = before.state_dict()
     missing = own["input.weight"].shape[1] - weights["input.weight"].shape[1]
@@ -523,7 +540,7 @@ def train_order(data, held, folder, steps, seed, target=None, init=None, rate=1e
     os.makedirs(folder, exist_ok=True)
     resume = os.path.join(folder, "training.safetensors")
     about = {"shape": drafter.shape, "steps": steps, "seed": seed, "passes": len(data["count"])}
-    about |= {"init": init, "rate": rate}
+    about |= {"init": init, "rate": rate, "ranks": int(data["token_rank"].sum())}  # the data, by a sum
     done, begin = load_training(resume, drafter, [optimizer], about), time.time()
     groups = {k: (data["count"] == k).nonzero()[:, 0] for k in range(2, drafter.shape["block_size"] + 1)}
     weights = torch.tensor(
@@ -560,7 +577,7 @@ def train_order(data, held, folder, steps, seed, target=None, init=None, rate=1e
 
 
 @torch.inference_mode()
-def order_accuracy(drafter, data, deepest=12, per_depth=1500):
+def order_accuracy(drafter, data, deepest=12, each=75):
     """Held-out next-position accuracy over path depths 1…12, beside the stale-confidence orders with the decoder's
     rounding and ties.
 
@@ -573,7 +590,7 @@ def order_accuracy(drafter, data, deepest=12, per_depth=1500):
     for depth in range(1, deepest + 1):
         for k in range(depth + 1, drafter.shape["block_size"] + 1):
             states = ((data["count"] == k) & (data["depth"] == depth).any(1)).nonzero()[:, 0]
-            states = states[torch.randperm(len(states), generator=generator)[: per_depth // 20]]
+            states = states[torch.randperm(len(states), generator=generator)[:each]]
             if len(states) == 0:
                 continue
             which = (data["depth"][states] == depth).int().argmax(1)
@@ -723,7 +740,7 @@ def parse(argv=None):
     )
     collection.add_argument("--block-size", type=positive, help="where neither config.json nor the name says it")
     collection.add_argument("--cache", default="dual", choices=dlm.CACHES, help="of a full-attention target")
-    collection.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16"])
+    collection.add_argument("--dtype", choices=["float32", "float64", "bfloat16"], help="as in bench.py")
     collection.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     collection.add_argument(
         "--temperature", nargs="+", type=float, default=[0.0], help="several take turns from shard to shard"

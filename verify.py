@@ -35,8 +35,8 @@ def accept(states, following):
 
 
 def lay_out(canvas, tree):
-    """The pass's units: every node, then a blank next block behind each complete one, unless it is the last. (states,
-    blocks, parents). Where passes have one shape, only the heaviest complete node gets its next block."""
+    """The pass's units: every node, then a blank next block behind each complete one, unless the generation ends there.
+    (states, blocks, parents). Where `target.units` is set, only the first complete node gets its next block."""
     complete = [u for u, state in enumerate(tree.states) if canvas.is_complete(state) and not canvas.is_leaf(state)]
     complete = complete[:1] if canvas.target.units else complete
     n = len(tree.states)
