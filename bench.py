@@ -99,8 +99,9 @@ class Commits:
 
     def step(self, state, following, out, unit):
         begin = time.perf_counter()
-        best = iter(out.unit(unit).argmax(-1).tolist())
-        likeliest = [next(best) if masked else None for masked in out.masked[unit].tolist()]
+        start, L = sum(out.counts[:unit]), len(state)
+        positions = [place % L for place in out.where[start : start + out.counts[unit]]]
+        likeliest = dict(zip(positions, out.unit(unit).argmax(-1).tolist()))
         changed = [s for s, (before, after) in enumerate(zip(state, following)) if before != after]
         self.all += len(changed)
         self.likeliest += sum(following[s] == likeliest[s] for s in changed)

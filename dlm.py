@@ -274,17 +274,28 @@ class Decoder:
 
     @torch.inference_mode()
     def transition(self, out):
-        """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids."""
-        unit, position = out.masked.nonzero(as_tuple=True)
+        """z = F(y): the state of every unit of the pass `out` after one more step, a list of U tuples of L ids.
+
+        Raises FloatingPointError for conditionals that are not numbers. The states are all that the host waits for.
+        """
+        unit, position = out.at()
         block, step = out.blocks[unit], out.decided[unit]
-        tokens = torch.zeros_like(out.states)
+        tokens, masked = torch.zeros_like(out.states), torch.zeros_like(out.states, dtype=torch.bool)
+        masked[unit, position] = True
         confidence, entropy = torch.zeros(2, *tokens.shape, dtype=torch.float64, device=tokens.device)
         for rows in out.chunks():
             log_probs, at = out.log_probs(rows), (unit[rows], position[rows])
             tokens[at] = self.perturbed(log_probs, block[rows], step[rows], position[rows]).argmax(-1)
             confidence[at], entropy[at] = (part.double() for part in self.read(log_probs, tokens[at]))
-        now = commits(self.rule, self.value, confidence, entropy, out.masked, self.quota(out.decided))
-        return [tuple(state) for state in torch.where(now, tokens, out.states).tolist()]
+        now = commits(self.rule, self.value, confidence, entropy, masked, self.quota(out.decided))
+        following = torch.where(now, tokens, out.states)
+        following = torch.cat([following, confidence.isnan().any().long().expand(1, following.shape[1])])
+        *following, broken = (tuple(state) for state in following.tolist())
+        if any(broken):
+            raise FloatingPointError(
+                "the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32"
+            )
+        return following
 
 
 def linear_schedule(masks, steps, last=1e-3):
@@ -308,15 +319,15 @@ def linear_schedule(masks, steps, last=1e-3):
 
 @dataclass
 class Pass:
-    """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `masked` bool [U, L];
-    `hidden` [M, h], the last hidden states of the M masked positions, unit by unit; `head`, from these to the
-    conditionals of `size` ids; `record`, per layer (K, V) of all units. Conditionals are made as they are read, never
-    all at once. `decided` int64 [U]: decided positions of each state, its step.
+    """One target pass over U units: `states` int64 [U, L]; `blocks` int64 [U], where they stand; `where`, the places
+    u·L + s of the M masked positions, a list in order, kept on the host so that nothing waits for the device; `hidden`
+    [M, h], their last hidden states; `head`, from these to the conditionals of `size` ids; `record`, per layer (K, V)
+    of all units. Conditionals are made as they are read, never all at once.
     """
 
     states: torch.Tensor
     blocks: torch.Tensor
-    masked: torch.Tensor
+    where: list
     hidden: torch.Tensor
     head: Callable
     size: int
@@ -324,13 +335,21 @@ class Pass:
     partial: bool = False  # not all undecided positions can be read
 
     def __post_init__(self):
-        self.decided = (~self.masked).sum(1)
+        U, L = self.states.shape
+        self.counts = torch.tensor(self.where, dtype=torch.int64).div(L, rounding_mode="floor").bincount(minlength=U)
+        self.decided = (L - self.counts).to(self.states.device)  # int64 [U], decided positions of each state: its step
+        self.counts = self.counts.tolist()  # masked positions of each unit
+
+    def at(self):
+        """(unit, position) of the M masked positions, int64 [M] each."""
+        where = torch.tensor(self.where, dtype=torch.int64, device=self.states.device)
+        return where // self.states.shape[1], where % self.states.shape[1]
 
     def keep_first(self):
-        """Leave only the first position of each unit to be read, where the others' conditionals are not to be used."""
-        first = torch.zeros_like(self.masked)
-        first[:, 0] = self.masked[:, 0]
-        self.hidden, self.masked, self.partial = self.hidden[first[self.masked]], first, True
+        """Leave only the first position of the one unit to be read, where the others' conditionals are not to be
+        used."""
+        kept = int(self.where[:1] == [0])
+        self.where, self.hidden, self.counts, self.partial = self.where[:kept], self.hidden[:kept], [kept], True
 
     def chunks(self):
         """Slices of the M masked positions whose conditionals may exist at once."""
@@ -339,18 +358,12 @@ class Pass:
 
     def log_probs(self, rows):
         """log p_s(v) [m, V] of a slice of the M masked positions; −inf for ids that must never be committed."""
-        log_probs = self.head(self.hidden[rows])
-        if log_probs.isnan().any():
-            raise FloatingPointError(
-                "the target's logits hold NaN: check the checkpoint, or run in float32 with --dtype float32"
-            )
-        return log_probs
+        return self.head(self.hidden[rows])
 
     def unit(self, u):
         """log p_s(v) [k, V] of unit u's k masked positions."""
-        count = self.masked.sum(1).tolist()
-        start = sum(count[:u])
-        return self.log_probs(slice(start, start + count[u]))
+        start = sum(self.counts[:u])
+        return self.log_probs(slice(start, start + self.counts[u]))
 
 
 def chunk_rows(size):
@@ -392,7 +405,6 @@ class Target:
         U, L, S = len(blocks), self.block_size, len(lead) + self.block_size + len(tail)
         rows = states if count == U else states[:count]
         where = [i for i, token in enumerate(t for state in rows for t in state) if token == self.mask_id]
-        where = torch.tensor(where, dtype=torch.int64, device=self.device)  # known on the host: nothing to wait for
         states, blocks, lead, tail = (torch.tensor(x, device=self.device).long() for x in (states, blocks, lead, tail))
         units = Units(S, prefix, record=[])
         if parents:
@@ -408,10 +420,9 @@ class Target:
         at = (torch.arange(L, device=self.device) + len(lead) - int(self.shift)).clamp(min=0)
         if count < U:
             states, blocks, hidden = states[:count], blocks[:count], hidden[:count]
-        masked = states == self.mask_id
-        hidden = hidden[:, at].flatten(0, 1)[where]
+        hidden = hidden[:, at].flatten(0, 1)[torch.tensor(where, dtype=torch.int64, device=self.device)]
         blocks = blocks.repeat(len(states) // len(blocks))
-        return Pass(states, blocks, masked, hidden, self.log_probs, self.model.config.vocab_size, units.record)
+        return Pass(states, blocks, where, hidden, self.log_probs, self.model.config.vocab_size, units.record)
 
     def padded(self, states, blocks, parents):
         """The units of a pass filled up to `self.units`, of which one always stands behind another (not where the whole

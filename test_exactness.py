@@ -397,8 +397,7 @@ def test_commit_order_by_hand():
 def test_precision_decides_the_order(precision, first):
     """bfloat16 steps are 1/256 below 1: .9985 and .9999 become 1, the lowest goes first; float32 tells them apart."""
     logits = torch.tensor([[0.9985, 0.0015], [0.0001, 0.9999]]).log()
-    masked = torch.tensor([[True, True]])
-    out = dlm.Pass(torch.where(masked, MASK, 0), torch.tensor([0]), masked, logits, lambda rows: rows, 2, [])
+    out = dlm.Pass(torch.full((1, 2), MASK), torch.tensor([0]), [0, 1], logits, lambda rows: rows, 2, [])
     right = (0, MASK) if first == 0 else (MASK, 1)
     assert dlm.Decoder(precision=precision).transition(out) == [right]
     stale = drafting.Stale(dlm.Decoder(precision=precision), (MASK, MASK), MASK, 0, logits)

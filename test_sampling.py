@@ -65,10 +65,9 @@ class TableTarget(dlm.Target):
 
     def forward(self, states, blocks, prefix, parents):
         rows = torch.cat([self.table(state, block) for state, block in zip(states, blocks)])
-        states = torch.tensor(states)
-        return dlm.Pass(
-            states, torch.tensor(blocks), states == self.mask_id, rows, lambda x: x.clone(), rows.shape[1], []
-        )
+        where = [i for i, token in enumerate(itertools.chain(*states)) if token == self.mask_id]
+        states, blocks = torch.tensor(states), torch.tensor(blocks)
+        return dlm.Pass(states, blocks, where, rows, lambda x: x.clone(), rows.shape[1], [])
 
     def prefill(self, ids):
         return None
