@@ -446,13 +446,18 @@ def open_run(args):
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {args.device.partition(':')[0]}",
     }
     rows = {}
-    for path in [args.out] * os.path.exists(args.out) + sorted(glob.glob(glob.escape(args.out) + ".rank*[0-9]")):
+    for path in [args.out] * os.path.exists(args.out) + parts_of(args.out):
         for row in read_rows(path, here):
             rows[*sample_of(row), row["method"], row["matching"], row["budget"]] = row
     found = Counter(sample_of(row) for row in rows.values())
     n = len(args.budget)
     whole = {False: len(FREE + COST_AWARE) + len(DRAFTED) * n, True: 1 + len(SAMPLED) * n}
     return here | {"rows": [row for row in rows.values() if found[sample_of(row)] == whole[row["temperature"] > 0]]}
+
+
+def parts_of(out):
+    """The files that single processes wrote beside a result file and that nobody joined yet."""
+    return sorted(glob.glob(glob.escape(out) + ".rank*[0-9]"))
 
 
 def read_rows(path, here):
@@ -511,12 +516,11 @@ def run_all(bench, run, out):
     print(file=sys.stderr)
     if ranks > 1:
         torch.distributed.barrier()
-        if rank == 0:
-            run["rows"] = open_run(args)["rows"]
-            save_run(run, out)
-        torch.distributed.barrier()
-        os.remove(path)
-        torch.distributed.destroy_process_group()
+    if rank == 0:
+        run["rows"] = open_run(args)["rows"] if ranks > 1 else run["rows"]
+        save_run(run, out)
+        for part in parts_of(out):
+            os.remove(part)
 
 
 def plot(rows, args):
@@ -729,6 +733,8 @@ def compare(args):
         args.out = out[0]
     check(args)
     run = open_run(args)
+    if ranks > 1:
+        torch.distributed.barrier()  # all have read what is finished before one writes
     bench = prepare(args)
     if args.diagnose or args.trace or args.pass_cost:
         return look_closer(bench)

@@ -12,6 +12,7 @@ Left out: the trained weights, and several GPUs. Nothing is downloaded.
     python -m pytest test_targets.py          # about a minute on one core
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -26,6 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+import bench
 import ddtree
 import dlm
 import targets
@@ -981,3 +983,53 @@ def test_outputs_of_a_spread_model_are_gathered():
     before = uncached(target, expected["ids"])
     target.model = targets.gather(target.model)
     assert torch.equal(uncached(target, expected["ids"]), before)
+
+
+# ------------------------------------------------------------------------------------------------- passes of one shape
+
+
+@pytest.mark.parametrize("family, cache", [("sdar", "dual"), ("llada2", "dual"), ("llada", "dual"), ("llada", "none")])
+def test_padded_passes_are_exact_in_bfloat16(family, cache):
+    """`Target.units`: with passes of one shape a state is rounded alike in all of them, so that in bfloat16 too every
+    method writes what draft-free decoding in such passes writes."""
+    target, expected = golden(family, torch.bfloat16)
+    target.cache, target.units = cache, 14
+    decoder = dlm.Decoder(gen_len=24, precision="float32")
+    for seed, length in enumerate((13, 16, 21)):
+        prompt = random_prompt(length, seed) % 90
+        truth, states = with_truth(target, decoder, prompt)
+        for name, draft in methods(12, small_drafter(L), states, "exact", seed).items():
+            assert verify.speculate(target, decoder, prompt, draft).written == truth.written, (name, length)
+
+
+def test_padded_passes_have_one_shape(monkeypatch):
+    """Whatever is drafted, every pass over a block has as many units, also those of the draft-free loop; a batch is
+    refused, and so is a tree that does not fit."""
+    target, shapes = golden("sdar")[0], set()
+    plain = target.model.model.forward
+    monkeypatch.setattr(
+        target.model.model, "forward", lambda **inputs: (shapes.add(inputs["input_ids"].shape), plain(**inputs))[1]
+    )
+    prompt, decoder, target.units = random_prompt(5) % 90, dlm.Decoder(gen_len=24), 10
+    dlm.generate(target, decoder, prompt)
+    verify.speculate(target, decoder, prompt, partial(ddtree.confidence_tree, budget=8))
+    assert shapes == {(1, 10 * L)}
+    with pytest.raises(ValueError, match="one row"):
+        target.forward([(target.mask_id,) * L] * 2, [0], None, {})
+    with pytest.raises(ValueError, match="do not fit"):
+        target.forward([(target.mask_id,) * L] * 11, [0] * 11, None, {})
+
+
+@pytest.mark.parametrize("family", ("sdar", "llada", "dream"))
+@pytest.mark.parametrize("temperature", (0.0, 1.0))
+def test_where_texts_part(family, temperature):
+    """A text that differs at new token i is reported with i and the margin of the step that wrote it, in any family."""
+    target, prompt = golden(family)[0], random_prompt(13) % 90
+    decoder = dlm.Decoder(gen_len=24, temperature=temperature)
+    truth = dlm.generate(target, decoder, prompt)
+    for at in range(0, len(truth.written), 3):
+        other = dataclasses.replace(truth, written=truth.written[:at] + [-1] + truth.written[at + 1 :])
+        found = bench.divergence({"target": target}, decoder, prompt, truth, other)
+        assert found["position"] == at
+        opening = family == "dream" and at % L == 0  # decided by the pass that opens the block, alone
+        assert found["margin"] is None if opening else found["margin"] >= 0
