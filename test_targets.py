@@ -497,7 +497,8 @@ def test_quotas_by_step():
     """A table of quotas is read at each unit's decided positions; 1 where it says nothing."""
     masked = torch.tensor([[True] * 4, [True, False, True, True]])
     flat = torch.tensor([[0.4, 0.6], [0.3, 0.7], [0.2, 0.8], [0.1, 0.9], [0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]).log()
-    out = dlm.Pass(torch.where(masked, 9, 5), torch.tensor([0, 0]), masked, flat, lambda rows: rows, 2, [])
+    where = masked.flatten().nonzero()[:, 0].tolist()
+    out = dlm.Pass(torch.where(masked, 9, 5), torch.tensor([0, 0]), where, flat, lambda rows: rows, 2, [])
     assert dlm.Decoder(least={0: 3}).transition(out) == [(9, 1, 1, 1), (1, 5, 9, 9)]
     assert dlm.Decoder(least={1: 2}).transition(out) == [(9, 9, 9, 1), (1, 5, 1, 9)]
 
