@@ -483,10 +483,13 @@ def sample_of(row):
 
 def save_run(run, path):
     """Write the result file, whole or not at all."""
-    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    with open(path + ".part", "w") as file:
-        json.dump(run, file)
-    os.replace(path + ".part", path)
+    try:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with open(path + ".part", "w") as file:
+            json.dump(run, file)
+        os.replace(path + ".part", path)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}): choose another --out") from None
 
 
 def run_all(bench, run, out):
@@ -614,11 +617,9 @@ def settle(args):
 
 def decoder_of(args):
     """The Decoder that the options describe, at the first temperature; every other one is checked too."""
-    options = {
-        key: getattr(args, key) for key in "rule precision gen_len top_k top_p confidence tempered noise".split()
-    }
-    decoders = [dlm.Decoder(**options, temperature=temperature, seed=args.seed) for temperature in args.temperature]
-    return decoders[0]
+    names = "rule precision gen_len top_k top_p confidence tempered noise seed"
+    options = {name: getattr(args, name) for name in names.split()} | {"value": args.threshold}
+    return [dlm.Decoder(**options, temperature=temperature) for temperature in args.temperature][0]
 
 
 def check(args):
@@ -635,6 +636,8 @@ def check(args):
         raise ValueError("--diagnose and --trace show single commits: use --rule exact and no --steps")
     if args.pass_cost and args.cache == "none":
         raise ValueError("--pass-cost measures passes behind a cache: use --cache dual")
+    if args.threshold is not None and dlm.RULES[dlm.RELEASED.get(args.rule, args.rule)] is None:
+        raise ValueError(f"rule {args.rule} has no threshold: leave --threshold out, or choose another --rule")
     for name in ("temperature", "budget", "task"):
         if len(set(getattr(args, name))) < len(getattr(args, name)):
             raise ValueError(f"--{name} names a value twice: name each once")
@@ -677,6 +680,10 @@ def prepare(args):
     bench = {"args": args, "target": target, "decoder": decoder, "problems": problems, "costs": {}}
     bench |= {name: load_drafter(getattr(args, name), target.device) for name in ("drafter", "small", "noised")}
     bench["sets"] = ddtree.load_graph(args.graph)
+    if not bench["noised"].shape["noised"]:
+        raise ValueError(
+            f"the drafter in {args.noised} does not read the noise: train one with train.py order --noised"
+        )
     for name in ("drafter", "small", "noised"):
         widest = bench[name].shape["block_size"]
         if target.block_size > widest:

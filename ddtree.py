@@ -169,7 +169,8 @@ def confidence_order(stale, width):
         out = np.zeros(decided.shape, dtype=np.float32)
         for row, taken in zip(out, decided):
             best = [j for j in seen.ranking if not taken[j]][:width]
-            row[best] = confidence[best] / confidence[best].sum()
+            total = confidence[best].sum()
+            row[best] = confidence[best] / total if total > 0 else 1 / len(best)
         return out
 
     return q

@@ -182,7 +182,8 @@ def check_device(device):
             raise ValueError("device auto needs the package accelerate: pip install accelerate, or name one device")
         return
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).device.type not in ("cpu", "cuda"):
+            raise ValueError("only cpu and cuda are known here")
     except Exception as error:  # torch has several for this
         raise ValueError(f"device {device!r} cannot be used ({one_line(error)}): give cpu, cuda:0 or auto") from None
 

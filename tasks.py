@@ -314,7 +314,9 @@ def file_bytes(task, data):
     except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
         reason = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
         if data is not None:
-            raise FileNotFoundError(f"the rows of {task} cannot be read from {data!r} ({reason})") from None
+            raise FileNotFoundError(
+                f"the rows of {task} cannot be read from {data!r} ({reason}): give the authors' file with --data FILE"
+            ) from None
         raise FileNotFoundError(
             f"{task} cannot be downloaded from {SOURCES[task]} ({reason}): fetch that file elsewhere and give it with"
             " --data FILE"

@@ -190,6 +190,14 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         (["bench.py", "--out", "."], "not a result file"),
         *((["bench.py", "--temperature", t], "the temperature is") for t in ("-1", "nan", "inf", "1e9", "1e-300")),
         (["bench.py", "--temperature", "1", "1"], "twice"),
+        (["bench.py", "--budget", "8", "8"], "twice"),
+        (["bench.py", "--rule", "threshold", "--threshold", "nan"], "not a number"),
+        (["bench.py", "--threshold", "0.5"], "has no threshold"),
+        (["bench.py", "--steps", "8", "--diagnose"], "single commits"),
+        (["bench.py", "--pass-cost", "--cache", "none"], "behind a cache"),
+        (["bench.py", "--noised", os.path.join(bench.CHECKPOINTS, "order-small")], "does not read the noise"),
+        (["bench.py", "--out", "/dev/null/run.json"], "cannot be written"),
+        (["train.py", "collect", "--model", os.path.join(bench.CHECKPOINTS, "golden-sdar")], "general prompts"),
         (["bench.py", "--temperature", "1", "--top-p", "2"], "top_p"),
         (["bench.py", "--temperature", "1", "--diagnose"], "show T = 0"),
         (["bench.py", "--steps", "5"], "divisor of the block size"),
@@ -274,6 +282,14 @@ def torchrun(*argv):
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
+
+
+def test_options_reach_the_decoder():
+    """Every option that describes decoding is in the Decoder that decodes."""
+    argv = "--rule low_confidence_dynamic --threshold 0.25 --precision float32 --gen-len 7 --temperature 1.5 --seed 3"
+    argv += " --top-k 4 --top-p 0.5 --confidence margin --tempered --noise position"
+    right = dlm.Decoder("threshold", 0.25, "float32", 7, 1.5, 3, 4, 0.5, "margin", True, "position")
+    assert bench.decoder_of(bench.parse(argv.split())) == right
 
 
 def test_two_processes_give_the_table_of_one(tmp_path, capsys):

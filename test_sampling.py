@@ -459,6 +459,13 @@ def test_absurd_sampling_is_refused(options, named):
     assert one_sentence(error)
 
 
+def test_no_confidence_at_all():
+    """Where all confidences are 0, the confidence tree takes the first positions as equally likely."""
+    stale = drafting.Stale(dlm.Decoder(confidence="margin"), (9,) * 4, 9, 0, torch.zeros(4, 9).log_softmax(-1))
+    q = ddtree.confidence_order(stale, 2)(np.zeros((1, 4), dtype=bool))
+    assert q.tolist() == [[0.5, 0.5, 0, 0]]
+
+
 def test_unknown_matchers_are_refused():
     with pytest.raises(ValueError, match="best.*coupled") as error:
         verify.matcher("best", dlm.Decoder())

@@ -435,6 +435,7 @@ def run_collect(args):
     torchrun processes take turns too. The model and the prompts' file are known by their names only: what has been
     trained or written anew needs another folder.
     """
+    targets.check_name(args.model)
     small = targets.is_embedded(args.model)
     if not small and not args.prompts:
         raise ValueError("a real target needs general prompts: give a file of them with --prompts FILE")
