@@ -39,7 +39,7 @@ COMMANDS = sorted(
     }
 )
 SMALLER = {
-    "bench": "--num-samples 1 --task code --gen-len 40 --seeds 1",
+    "bench": "--num-samples 1 --task code --gen-len 24 --seeds 1",
     "tasks": "",
     "target": "--steps 1",
     "accuracy": "--num-samples 2",
@@ -47,6 +47,12 @@ SMALLER = {
     "order": "--steps 2",
     "graph": "--passes 50",
 }
+
+
+@pytest.fixture(autouse=True)
+def measured_once(monkeypatch):
+    """Times do not matter here."""
+    monkeypatch.setattr(bench, "REPEATS", 1)
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +88,7 @@ def test_readme_command(command, records, tmp_path, capsys, monkeypatch):
     if elsewhere(argv):
         assert (bench if kind == "bench" else train).parse(argv[1:])
         return
-    argv += SMALLER[kind].split()
+    argv += SMALLER[kind].split() + ["--temperature", "1"] * (kind == "bench" and "--temperature" in argv)
     if kind not in ("tasks", "accuracy"):
         argv += ["--out", str(tmp_path / "out")]
     if kind in ("order", "graph"):
@@ -138,7 +144,7 @@ def test_readme_snippet_is_lossless():
     + [["--dtype", d] for d in ("float64", "bfloat16")]
     + [["--task", task] for task in tasks.TASKS]
     + [["--temperature", "1", "--seeds", "1", "--confidence", c] for c in dlm.CONFIDENCES]
-    + [["--temperature", "1", "2", "--seeds", "1", "--noise", noise] for noise in dlm.NOISES]
+    + [["--temperature", "2", "--seeds", "1", "--noise", noise] for noise in dlm.NOISES]
     + [["--temperature", "1", "--seeds", "1", "--tempered", "--top-k", "5", "--top-p", "0.9"]]
     + [["--rule", rule] for rule in dlm.RELEASED]
     + [["--rule", "threshold", "--threshold", "0.5"], ["--steps", "16"], ["--pad"], ["--pad", "--dtype", "bfloat16"]],
@@ -152,7 +158,7 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
         "--task",
         "code",
         "--gen-len",
-        "40",
+        "24",
         "--out",
         str(tmp_path / "run.json"),
         *choice,
@@ -162,7 +168,7 @@ def test_every_choice_runs_and_is_exact(choice, tmp_path, capsys):
     assert code is None
     if "--temperature" in choice:
         assert {(row["method"], row["matching"]) for row in rows} == {("draft-free", ""), *bench.SAMPLED}
-        assert all(row["commits"][0] == row["commits"][1] for row in rows if row["matching"] == "greedy")
+        assert all(0 < row["commits"][0] <= row["commits"][1] == row["tokens"] for row in rows)
     else:
         assert {row["method"] for row in rows} == set(bench.FREE + bench.COST_AWARE + bench.DRAFTED)
     if "bfloat16" not in choice or "--precision" in choice or "--pad" in choice:
@@ -268,7 +274,7 @@ def test_public_benchmarks_run(tmp_path, capsys):
     files = [tmp_path / "gsm8k.jsonl", tmp_path / "mbpp.jsonl"]
     files[0].write_text(json.dumps(story) + "\n" + json.dumps(story) + "\n")
     files[1].write_text(json.dumps(function | {"test_setup_code": ""}) + "\n")
-    argv = ["bench.py", "--task", "gsm8k", "mbpp", "--data", *map(str, files), "--gen-len", "32"]
+    argv = ["bench.py", "--task", "gsm8k", "mbpp", "--data", *map(str, files), "--gen-len", "24"]
     argv += ["--num-samples", "2", "1", "--out", str(tmp_path / "run.json")]
     code, _ = run(argv, capsys)
     assert "--allow-code" in code
@@ -278,7 +284,7 @@ def test_public_benchmarks_run(tmp_path, capsys):
 
 def torchrun(*argv):
     """Run a script in two processes, as `torchrun --nproc-per-node 2` does; returns what was printed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29517", *argv]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *argv]
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -294,7 +300,7 @@ def test_options_reach_the_decoder():
 
 def test_two_processes_give_the_table_of_one(tmp_path, capsys):
     """torchrun splits the prompts, and joins what the processes measured; what a killed one finished is kept."""
-    argv = ["bench.py", "--num-samples", "2", "--task", "code", "--gen-len", "32"]
+    argv = ["bench.py", "--num-samples", "2", "--task", "code", "--gen-len", "24"]
     one, two, killed = (str(tmp_path / name) for name in ("one.json", "two.json", "killed.json"))
     run([*argv, "--out", one], capsys)
     assert "code, D = 8, 2 prompts" in torchrun(*argv, "--out", two)
@@ -311,7 +317,7 @@ def test_two_processes_collect_what_one_does(tmp_path, capsys):
     """Shards are split over processes, and do not depend on who made them."""
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('Mia has 3 cards.\n{"question": "Mia has 4 cards."}\n{"prompt": "Mia has 5 cards and a key."}\n')
-    argv = ["train.py", "collect", "--prompts", str(prompts), "--num-prompts", "3", "--shard", "1", "--gen-len", "32"]
+    argv = ["train.py", "collect", "--prompts", str(prompts), "--num-prompts", "3", "--shard", "1", "--gen-len", "24"]
     run([*argv, "--out", str(tmp_path / "one")], capsys)
     torchrun(*argv, "--out", str(tmp_path / "two"))
     names = sorted(os.listdir(tmp_path / "one"))
@@ -332,7 +338,7 @@ def test_pass_cost_is_printed(capsys):
 def test_interrupted_run_resumes_to_the_same_table(tmp_path, capsys, monkeypatch):
     """Stopped after its first prompt, a run given the same --out goes on and ends with the counts of an uninterrupted
     one."""
-    argv = ["bench.py", "--num-samples", "2", "--task", "code", "--gen-len", "40"]
+    argv = ["bench.py", "--num-samples", "2", "--task", "code", "--gen-len", "24"]
     whole, broken = str(tmp_path / "whole.json"), str(tmp_path / "broken.json")
     run([*argv, "--out", whole], capsys)
     save = bench.save_run
@@ -361,7 +367,7 @@ def test_a_mismatch_exits_1_and_names_it(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(bench, "speculate", lambda *args, **kwargs: verify.speculate(*args, **kwargs, match=gullible))
     code, out = run(["bench.py", "--num-samples", "1", "--task", "code", "--out", str(tmp_path / "run.json")], capsys)
-    assert code == 1 and re.search(r"MISMATCH \S+ D=\d code prompt 0: new token \d+, margin \d\.", out)
+    assert code == 1 and re.search(r"MISMATCH \S+ D=\d T=0 code prompt 0: new token \d+, margin \d\.", out)
 
 
 def test_training_resumes_bit_for_bit(tmp_path, records, monkeypatch):
