@@ -42,7 +42,7 @@ VALUES = {
     "entropy": 1.0,
 }  # random targets commit sets
 GRID = [(L, rule, precision) for L in (32, 8) for rule in dlm.RULES for precision in dlm.PRECISIONS]
-PER_POINT = 26  # decodes at each point of GRID
+PER_POINT = 21  # decodes at each point of GRID
 # Draft sets as the graph drafter takes them: (position rank, vocabulary rank) pairs, parents first.
 SETS = [
     ((0, 0),),
