@@ -143,16 +143,14 @@ def trace(bench):
         if not drafted:
             print("    (nothing to draft from: the block is new to the target, or already complete)")
         show_tree(tree, path, piece)
-        crossed = canvas.is_complete(last) and not canvas.is_final(last)
+        crossed = canvas.is_complete(last) and not canvas.is_leaf(last)
         free = commit_names(canvas.blank if crossed else last, following, piece)
         print(f"    + {', '.join(free)}: the free commit" + (" of the next block, verified in the same pass" * crossed))
 
     print(f"prompt: {problem.prompt}\n")
     print(
         "Each round verifies a draft tree in one target pass. A line is a commit: position in the block, token (␣ is a"
-    )
-    print(
-        "space), mass m. ✓: the target's own next state is this node. · is undecided. Blocks count from the prompt's on."
+        "\nspace), mass m. ✓: the target's own next state is this node. · is undecided. Block 0 is the first of all."
     )
     draft = partial(ddtree.spot, budget=args.budget[0], drafter=bench["drafter"])
     result = speculate(target, bench["decoder"], target.encode(problem.prompt), draft, watch=show)
