@@ -1,8 +1,9 @@
-"""What every command here shares: a first sign of life, one sentence for an error, files written whole or not at all.
+"""What every command here shares: a first sign of life, one sentence for an error, files written
+whole or not at all.
 
-Files are identified by what they hold, never by when they were written, so that a run which goes on with other code,
-another drafter or other weights is refused instead of mixed. Only the standard library is imported: the sign of life
-comes before the libraries that take seconds to load.
+Files are identified by what they hold, never by when they were written, so that a run which goes on
+with other code, another drafter or other weights is refused instead of mixed. Only the standard
+library is imported: the sign of life comes before the libraries that take seconds to load.
 
 What this file leaves out: what the commands do.
 
@@ -28,18 +29,18 @@ WHOLE = 1 << 28  # bytes up to which every byte of a file counts for its id
 PIECE = 1 << 20  # bytes of each piece that counts of a larger one
 
 
-# ------------------------------------------------------------------------- how a command begins and ends
+# -------------------------------------------------------------------- how a command begins and ends
 
 
 def begin(doing):
-    """Say what takes the first seconds; until `run`, Ctrl-C ends the process without a traceback."""
+    """Say what takes the first seconds; until `run`, Ctrl-C ends without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.stderr.isatty():
         print(f"{doing} …", file=sys.stderr, flush=True)
 
 
 def run(main, argv=None):
-    """Call main(argv) and exit with its status; an error of input becomes one sentence and status 1.
+    """Call main(argv) and exit with its status; an error of input is one sentence and status 1.
 
     Text that the terminal's encoding lacks is replaced, not refused: no report is lost for a γ.
     """
@@ -79,7 +80,7 @@ def reason(error):
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
 
 
-# --------------------------------------------------------------------------------- numbers on the command line
+# ---------------------------------------------------------------------- numbers on the command line
 
 
 def positive(text):
@@ -100,7 +101,7 @@ def whole(text, least, most):
     return int(text)
 
 
-# ------------------------------------------------------------------------------------------------------- files
+# -------------------------------------------------------------------------------------------- files
 
 
 def write(path, save):
@@ -139,7 +140,7 @@ def write_json(path, value):
 
 
 def check_writable(path):
-    """Refuse, before any work, a place where a file could not be written in the end. Raises ValueError."""
+    """ValueError, before any work, for a place where no file could be written in the end."""
     try:
         folder = os.path.dirname(os.path.abspath(path))
         os.makedirs(folder, exist_ok=True)
@@ -154,7 +155,9 @@ def check_writable(path):
 
 
 def check_regular(path):
-    """OSError unless `path` is a regular file or nothing yet: a device or a pipe would hang or swallow."""
+    """OSError unless `path` is a regular file or nothing yet: a device or a pipe would hang or
+    swallow.
+    """
     if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(None, "it is not a regular file", path)
 
@@ -185,14 +188,15 @@ def read_json(path):
         raise ValueError(message) from None
 
 
-# ---------------------------------------------------------------------------------- what identifies a file
+# --------------------------------------------------------------------------- what identifies a file
 
 
 def content_id(*paths):
-    """16 hex digits that stand for what the files at `paths` hold; a folder counts with all its files.
+    """16 hex digits that stand for what the files at `paths` hold; a folder counts with all its
+    files.
 
-    Of a file over WHOLE bytes only its size and a PIECE of every 64th of it count: another training changes every
-    piece, and 16 GB of weights are not read twice.
+    Of a file over WHOLE bytes only its size and a PIECE of every 64th of it count: another training
+    changes every piece, and 16 GB of weights are not read twice.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -218,7 +222,9 @@ def pieces(path):
 
 
 def code_id():
-    """16 hex digits that stand for the project's code as it is now, committed or not; its tests do not count."""
+    """16 hex digits that stand for the project's code as it is now, committed or not; its tests do
+    not count.
+    """
     names = sorted(os.listdir(HERE))
     code = [name for name in names if name.endswith(".py") and not name.startswith("test_")]
     return content_id(*(os.path.join(HERE, name) for name in code))

@@ -22,6 +22,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM, SarvamMoEConfig
 from transformers.utils import is_accelerate_available, logging
 
 from dlm import Target
+from full import FullTarget
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -162,7 +163,8 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None, random_weight
     model = make(family, folder, config, device, dtype)
     if family is LLADA2 and dtype == torch.float64:  # the grouped product of experts knows no float64
         model.set_experts_implementation("eager")
-    target = Target(model, tokenizer, size, mask_id, stop_ids, family.attention, family.shift)
+    ids = (model, tokenizer, size, mask_id, stop_ids)
+    target = FullTarget(*ids, family.shift) if family.attention == "full" else Target(*ids)
     target.whole_softmax = model_type != "qwen3"  # the embedded target was trained without [MASK] in it
     if tokenizer is not None:  # some number their tokens with gaps
         target.n_ids = 1 + max(tokenizer.get_vocab().values())
