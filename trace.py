@@ -1,19 +1,21 @@
-"""One prompt decoded pass by pass, draft-free and with drafts: recorded, printed, written as a page to watch.
+"""One prompt decoded pass by pass, draft-free and with drafts: recorded, printed, made a page.
 
     python bench.py --trace
     python bench.py --trace --html trace.html
 
-A round of speculation (paper section 5) is a tree of hypothetical states of which one path is the target's own: here
-one sees which. Each node shows m(z) = m(y)·q(s|y)·p(v) (section 4) and its two factors apart: where the drafter
-expects the next commit, and what the stale conditionals would write there. A node may commit a set (section 7).
+A round of speculation (paper section 5) verifies a tree of hypothetical states, of which one path
+is the target's own: here one sees which. Each node shows m(z) = m(y)·q(s|y)·p(v) (section 4) and
+its two factors apart: where the drafter expects the next commit, and what the stale conditionals
+would write there. A node, and the free commit, may be a set (section 7).
 
-The page is one file (trace.html with a record in it) without network, packages or fonts. `trace.html#12` opens at
-pass 12, so that a picture of a telling moment can be taken:
+The page is one file without network, packages or fonts: trace.html with trace.js and a record in
+it. `trace.html#8` opens at pass 8, so that a picture of a telling moment can be taken:
 
-    chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=1 \\
-        --window-size=1200,900 --screenshot=pictures/picture.png file://$PWD/trace.html#12
+    chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,866 \\
+        --screenshot=pictures/picture.png "file://$PWD/trace.html#8"
 
-What this file leaves out: choosing the prompt and the drafter (bench.py); figures over many prompts (report.py).
+What this file leaves out: choosing the prompt and the drafter (bench.py), and figures over many
+prompts (report.py).
 """
 
 import html
@@ -26,45 +28,48 @@ import unicodedata
 
 import command
 import dlm
-from ddtree import step_of
-from verify import speculate
+import verify
 
-TEMPLATE = os.path.join(command.HERE, "trace.html")
 DIGITS = 4  # of q, p and m in a record
 
 
-# ------------------------------------------------------------------------------------------------- the record
+# ------------------------------------------------------------------------------------ the record
 
 
 def record(target, decoder, prompt, draft, title):
-    """Decode `prompt` (int64 [P]) without drafts and with draft(stale, canvas) -> Tree; a dict, ready for JSON.
+    """Decode `prompt` (int64 [P]) without drafts and with draft(stale, canvas) -> Tree.
 
-    title: what heads the trace, such as the prompt's words; note: where the first block begins, and why; same: whether
-    both texts are equal; block_size, attention, rule, temperature: how it was decoded; free and spot: the two
-    decodings, each with `text`, `length` (tokens of the answer: the last block may hold more) and `passes`, a list. A
-    pass holds `block`; `before`, the block's L texts, None where undecided; `commits`, of the free commit; `into`, the
-    block they stand in. A pass of `spot` also holds `nodes` (see `nodes_of`), root first, and `path`, the accepted
-    ones. Commits are [position in the block, text] pairs.
+    A dict, ready for JSON:
+      title: what heads the trace, such as the prompt's words
+      note: where the first block begins, and why
+      same: whether both decodings wrote the same
+      block_size, attention, rule, temperature: how it was decoded
+      free, spot: the two decodings, each
+        text, length: the answer and its tokens (the last block may hold more)
+        passes: one dict a pass
+          block, before: the active block and its L texts, None where undecided
+          into, commits: the block of the (free) commit, and its [position, text] pairs
+          nodes, path: of spot only: the tree (see `nodes_of`) and its accepted nodes, root first
     """
     passes, rounds, latest = [], [], [None]
 
     def remembering(stale, canvas):
-        latest[0] = stale  # what the coming round's tree was drafted from
+        latest[0] = stale  # what the coming round's tree is drafted from
         return draft(stale, canvas)
 
     def step(canvas, state, following, *_):
         commits = commits_between(target, state, following)
         passes.append(entry(target, canvas.block, state, canvas.block, commits))
 
-    def round_(canvas, tree, path, following, *_):
+    def round_(canvas, tree, path, following, out, unit):
         last = tree.states[path[-1]]
-        crossed = canvas.is_complete(last) and not canvas.is_leaf(last)
-        commits = commits_between(target, canvas.blank if crossed else last, following)
-        now = entry(target, canvas.block, canvas.state, canvas.block + crossed, commits)
+        crosses = unit != path[-1]  # the free commit is the next block's first
+        commits = commits_between(target, canvas.blank if crosses else last, following)
+        now = entry(target, canvas.block, canvas.state, canvas.block + crosses, commits)
         rounds.append(now | {"nodes": nodes_of(target, tree, path, latest[0]), "path": path})
 
     free = dlm.generate(target, decoder, prompt, watch=step)
-    spot = speculate(target, decoder, prompt, remembering, watch=round_)
+    spot = verify.speculate(target, decoder, prompt, remembering, watch=round_)
     return {
         "title": title,
         "note": note(target, len(prompt)),
@@ -81,13 +86,15 @@ def record(target, decoder, prompt, draft, title):
 def decoding(target, generation, passes):
     """One of the record's two decodings."""
     ids = generation.ids
-    whole = target.tokenizer is not None
-    text = target.decode(ids) if whole else "".join(piece(target, token) for token in ids)
+    if target.tokenizer is None:
+        text = "".join(piece(target, token) for token in ids)
+    else:
+        text = target.decode(ids)
     return {"text": text, "length": len(ids), "passes": passes}
 
 
 def entry(target, block, state, into, commits):
-    """What a pass of either loop holds."""
+    """What a pass of either decoding holds."""
     before = [None if token == target.mask_id else piece(target, token) for token in state]
     return {"block": block, "before": before, "into": into, "commits": commits}
 
@@ -112,10 +119,10 @@ def commits_between(target, before, after):
 
 
 def nodes_of(target, tree, path, stale):
-    """The tree's nodes: `parent`, `commits`, `q`, `p` and `m`, each None where it cannot be said.
+    """The tree's nodes: parent, commits, q, p and m, each of these None where it is not known.
 
-    Two orders of the same commits reach one state, and its mass is that of the heavier one. Where the target took the
-    other, the node hangs from its accepted parent, and q, which its mass no longer tells, is None.
+    Two orders of the same commits reach one state, with the mass of the heavier one. Where the
+    target took the other, the node hangs from its accepted parent, and its mass tells no q.
     """
     parents = tree.parents[:]
     for parent, child in zip(path, path[1:]):
@@ -127,26 +134,25 @@ def nodes_of(target, tree, path, stale):
 
 
 def node(target, tree, u, parent, stale):
-    """Node u below `parent`: p = Π p(v) over its commits, q = m(z) / (m(y)·p) where it commits one position."""
+    """Node u below `parent`: p = Π p(v) over its commits; q = m(z) / (m(y)·p) of a single one."""
     before, after = tree.states[parent], tree.states[u]
-    p = stale_probability(stale, step_of_state(target, before), before, after)
+    p = stale_probability(stale, before, after)
     m = q = None
-    if any(mass != 1.0 for mass in tree.masses):  # this drafter has masses
+    if any(mass != 1.0 for mass in tree.masses):  # else this drafter gives none
         m = tree.masses[u]
-        drafted_here = parent == tree.parents[u] and len(changed(before, after)) == 1
-        q = min(1.0, m / (tree.masses[parent] * p)) if drafted_here and p else None
-    shown = {name: value if value is None else round(value, DIGITS) for name, value in zip("qpm", (q, p, m))}
-    return {"parent": parent, "commits": commits_between(target, before, after)} | shown
+        single = len(changed(before, after)) == 1
+        if single and p and parent == tree.parents[u]:
+            q = min(1.0, m / (tree.masses[parent] * p))
+    known = {"q": q, "p": p, "m": m}
+    numbers = {name: None if x is None else round(x, DIGITS) for name, x in known.items()}
+    return {"parent": parent, "commits": commits_between(target, before, after)} | numbers
 
 
-def step_of_state(target, state):
-    """Decided positions of a state, which name its noise (section 6)."""
-    return len(state) - state.count(target.mask_id)
-
-
-def stale_probability(stale, step, before, after):
-    """p of all that is committed between two states, by the stale conditionals; None beyond their 32 best tokens."""
-    seen, p = stale.at(step), 1.0
+def stale_probability(stale, before, after):
+    """Π p(v) of the commits between two states; None for a token that `stale` does not keep."""
+    masks_left = sum(before[s] == stale.state[s] for s in stale.positions)
+    seen = stale.at(len(before) - masks_left)  # the candidates at the step of `before`
+    p = 1.0
     for s in changed(before, after):
         row = stale.positions.index(s)
         if after[s] not in seen.tokens[row]:
@@ -156,25 +162,33 @@ def stale_probability(stale, step, before, after):
 
 
 def note(target, length):
-    """Why the first active block may begin in the middle of a word; length: of the prompt, in tokens."""
+    """Why the first block may begin in the middle of a word; length: the prompt's, in tokens."""
     L = target.block_size
     if target.attention == "full":
-        return f"Blocks of {L} positions begin where the prompt ends; every position sees the whole canvas."
+        return f"Blocks of {L} positions begin where the prompt ends, and see the whole canvas."
     block, given = divmod(length, L)
-    aligned = f"Blocks of {L} positions are aligned to the first token of the prompt, which has {length}"
+    aligned = f"Blocks of {L} positions are aligned to the prompt's first token. Of its {length}"
     if not given:
-        return f"{aligned}: they fill {block} blocks, and the answer begins block {block}."
+        return f"{aligned}, none is left over, and the answer begins block {block}."
     return (
-        f"{aligned}: its last {given} share block {block} with the answer's first {L - given}. So the first block "
-        "shown may begin in the middle of a sentence, or of a word."
+        f"{aligned}, the last {given} share block {block} with the answer's first {L - given}: so "
+        "the first block shown may begin in the middle of a sentence, or of a word."
     )
 
 
-# -------------------------------------------------------------------------------------------- on a terminal
+# --------------------------------------------------------------------------------- on a terminal
+
+
+KEY = (
+    "Each round verifies a tree of drafted states in one target pass. A line of the tree is a "
+    "commit: position in the block, token (␣ is a space). q: the drafter's probability of the "
+    "position; p: the stale conditionals' of the token; m: their product down the path. ✓: the "
+    "target's own next state is this node. · is undecided."
+)
 
 
 def show(record, width=None):
-    """Print a record, round by round, in lines of at most `width` columns (by default the terminal's)."""
+    """Print a record round by round, in lines of at most `width` columns (the terminal's)."""
     width = width or shutil.get_terminal_size().columns
     for line in lines(record, width):
         print(cut(line, width))
@@ -183,19 +197,20 @@ def show(record, width=None):
 def lines(record, width):
     """The printed lines of a record, those of a tree uncut."""
     yield from wrapped(record["note"], width)
-    yield from wrapped(
-        "Each round verifies a tree of drafted states in one target pass. A line of the tree is a commit (position in "
-        "the block, token; ␣ is a space): q, the drafter's probability of the position; p, the stale conditionals' of "
-        "the token; m, the product down the path. ✓: the target's own next state is this node. · is undecided.",
-        width,
-    )
-    yield from ("", *wrapped(f"prompt: {record['title']}", width))
+    yield ""
+    yield from wrapped(KEY, width)
+    yield ""
+    yield from wrapped(f"prompt: {record['title']}", width)
     for number, now in enumerate(record["spot"]["passes"], 1):
-        yield from ("", *round_lines(number, now, width))
-    free, spot = (record[side] for side in ("free", "spot"))
+        yield ""
+        yield from round_lines(number, now, width)
+    yield ""
+    for line in record["spot"]["text"].split("\n"):
+        yield visible(line, " ")
+    yield ""
+    free, spot = (len(record[side]["passes"]) for side in ("free", "spot"))
     same = "the same text" if record["same"] else "another text"
-    yield from ("", *(visible(line, " ") for line in spot["text"].split("\n")))
-    yield from ("", f"draft-free: {len(free['passes'])} passes; SPOT: {len(spot['passes'])} passes, {same}")
+    yield f"draft-free: {free} passes; SPOT: {spot} passes, {same}"
 
 
 def round_lines(number, now, width):
@@ -205,7 +220,7 @@ def round_lines(number, now, width):
     before = ["·" if text is None else visible(text) for text in now["before"]]
     yield from wrapped(" ".join(before), width, "  ")
     if drafted:
-        yield "     q    p    m"
+        yield "      q    p    m"
     else:
         yield "  nothing to draft from: the block is new to the target, or already complete"
     for u, branch in branches([node["parent"] for node in now["nodes"]]):
@@ -213,8 +228,9 @@ def round_lines(number, now, width):
         numbers = "".join(probability(node[name]) for name in "qpm")
         mark = "✓" if u in now["path"] else " "
         yield f"  {numbers} {mark} {branch} {named(node['commits'])}"
-    crossed = f" of block {now['into']}, verified in the same pass" if now["into"] != now["block"] else ""
-    yield f"  + {named(now['commits'])}: the free commit{crossed}"
+    crossed = f" of block {now['into']}, verified in the same pass"
+    where = crossed if now["into"] != now["block"] else ""
+    yield f"  + {named(now['commits'])}: the free commit{where}"
 
 
 def branches(parents):
@@ -241,13 +257,13 @@ def branches(parents):
 
 
 def named(commits):
-    """Commits as text; a set in braces.
+    """Commits as text; all but a single one as a set.
 
     >>> named([[3, " has"]]), named([[3, " has"], [4, " 12"]])
     ('3 ␣has', '{3 ␣has, 4 ␣12}')
     """
     names = ", ".join(f"{position} {visible(text)}" for position, text in commits)
-    return f"{{{names}}}" if len(commits) > 1 else names
+    return names if len(commits) == 1 else f"{{{names}}}"
 
 
 def probability(value):
@@ -270,7 +286,7 @@ def visible(text, space="␣"):
 
 
 def wrapped(text, width, indent=""):
-    """Prose, or the texts of a state, on as many lines as they need."""
+    """Prose, or the texts of a state, on as many lines as it needs."""
     plain = visible(" ".join(text.split()), " ")
     return textwrap.wrap(plain, width, initial_indent=indent, subsequent_indent=indent)
 
@@ -289,20 +305,21 @@ def cut(line, width):
     return line[: len(sizes)] + "…"
 
 
-# --------------------------------------------------------------------------------------------------- the page
+# -------------------------------------------------------------------------------------- the page
 
 
 def write_page(path, record):
     """Write the record as one HTML page that needs nothing else. Raises ValueError."""
-    with open(TEMPLATE, encoding="utf-8") as file:
-        template = file.read()
-    parts = {"title": html.escape(record["title"]), "record": embedded(record)}
-    page = re.sub(r"\{\{(title|record)\}\}", lambda found: parts[found[1]], template)
+    page, script = (
+        command.read_text(os.path.join(command.HERE, name)) for name in ("trace.html", "trace.js")
+    )
+    parts = {"title": html.escape(record["title"]), "record": embedded(record), "script": script}
+    page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page)  # in one go, once each
     command.write_text(path, page)
 
 
 def embedded(record):
-    """JSON that cannot end the script element that holds it: a model may write anything, `</script>` too.
+    """JSON that cannot end the script that holds it, whatever a model wrote.
 
     >>> embedded({"text": "</script>"})
     '{"text": "\\\\u003c/script\\\\u003e"}'
