@@ -27,8 +27,9 @@ from verify import speculate
 PROMPT = "Mia has 9 toys. Mia gets 9 more toys. Then Mia sells 4 toys. How many toys are left?"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --hide-scrollbars --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update --virtual-time-budget=60000"
+    "--headless --no-sandbox --disable-gpu --hide-scrollbars --disable-quic --no-first-run "
+    "--disable-sync --disable-background-networking --disable-component-update "
+    "--virtual-time-budget=60000"
 )
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -210,6 +211,7 @@ def test_printed_lines_keep_to_the_width(record, capsys):
         assert max(len(line) for line in lines) <= width
     text = "\n".join(lines)
     assert lines[0].startswith("Blocks of 32 positions are aligned")
+    assert "rule exact, T = 0" in lines
     assert "├─ " in text and "└─ " in text and "│ " in text and "✓" in text
     assert text.count("round ") >= len(record["spot"]["passes"])
     passes = len(record["free"]["passes"]), len(record["spot"]["passes"])
@@ -360,3 +362,4 @@ def test_in_a_browser_a_set_shows_as_a_set(target, draft, tmp_path):
     n = sizes.index(max(sizes)) + 1
     dom = browse(page_of(record, tmp_path), tmp_path, f"#{n}")
     assert f"free commit: a set of {max(sizes)}" in dom and f"pass <b>{n}</b>" in dom
+    assert "SPOT, pass by pass, rule threshold</p>" in dom

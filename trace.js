@@ -252,6 +252,8 @@ function press(event) {
 const asked = () => show(parseInt(location.hash.slice(1), 10) || 0);
 
 by("title").textContent = record.title;
+if (record.rule !== "exact") by("what").append(`, rule ${record.rule}`);
+if (record.temperature) by("what").append(`, T = ${record.temperature}`);
 by("note").textContent = record.note;
 by("lead").textContent =
   `The target alone writes this in ${passes(free.passes.length)}. SPOT drafts a tree of states ` +

@@ -200,6 +200,7 @@ def lines(record, width):
     yield ""
     yield from wrapped(KEY, width)
     yield ""
+    yield f"rule {record['rule']}, T = {record['temperature']:g}"
     yield from wrapped(f"prompt: {record['title']}", width)
     for number, now in enumerate(record["spot"]["passes"], 1):
         yield ""
