@@ -28,6 +28,7 @@ import drafter as drafting
 import targets
 import tasks
 import verify
+from decoder import PRECISIONS, RULES, Decoder, commit_order, commits
 
 GOLDEN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints", "golden-sdar")
 VOCAB, MASK = 40, 39  # of the random targets
@@ -41,7 +42,7 @@ VALUES = {
     "factor": 1.5,
     "entropy": 1.0,
 }  # random targets commit sets
-GRID = [(L, rule, precision) for L in (32, 8) for rule in dlm.RULES for precision in dlm.PRECISIONS]
+GRID = [(L, rule, precision) for L in (32, 8) for rule in RULES for precision in PRECISIONS]
 PER_POINT = 21  # decodes at each point of GRID
 # Draft sets as the graph drafter takes them: (position rank, vocabulary rank) pairs, parents first.
 SETS = [
@@ -113,7 +114,7 @@ def small_drafter(block_size, seed=0):
 def some_stale(target, k=5):
     """Real stale conditionals with k masked positions."""
     state = tuple(range(target.block_size - k)) + (MASK,) * k
-    return drafting.Stale(dlm.Decoder(), state, MASK, 0, target.forward([state], [0], None, {}).unit(0))
+    return drafting.Stale(Decoder(), state, MASK, 0, target.forward([state], [0], None, {}).unit(0))
 
 
 def with_truth(target, decoder, prompt):
@@ -127,16 +128,18 @@ def with_truth(target, decoder, prompt):
 
 
 def adversarial(stale, canvas, budget, truth, rng):
-    """The next true states amid wrong ones: other tokens, reopened positions, edited prompts, wrong full blocks."""
+    """The next true states amid wrong ones: other tokens, reopened positions, wrong full blocks."""
     states = truth[canvas.block]
     right = [s for s in states[states.index(canvas.state) + 1 :] if not canvas.is_final(s)][: budget // 2]
     nodes = list(right)
     while len(nodes) < budget:
         state = list(right[rng.integers(len(right))] if right else canvas.state)
         for s in rng.choice(len(state), rng.integers(1, 4)):
-            state[s] = int(rng.integers(VOCAB))  # VOCAB - 1 is [MASK]: reopens the position
+            if canvas.state[s] == canvas.target.mask_id:  # what is decided must be kept: see verify.checked
+                state[s] = int(rng.integers(VOCAB))  # VOCAB - 1 is [MASK]: reopens the position
         if rng.random() < 0.2:
-            state = [int(rng.integers(MASK)) if token == MASK else token for token in state]
+            mask_id = canvas.target.mask_id
+            state = [int(rng.integers(MASK)) if token == mask_id else token for token in state]
         if tuple(state) not in states:
             nodes.append(tuple(state))
     rng.shuffle(nodes)
@@ -186,7 +189,7 @@ def test_every_draft_writes_the_draft_free_text(block_size, rule, precision):
     assert PER_POINT * len(GRID) >= 500  # decodes compared by this test in all
     seed = GRID.index((block_size, rule, precision))
     target, drafter = tiny_target(block_size, seed), small_drafter(block_size, seed)
-    decoder = dlm.Decoder(rule, VALUES[rule], precision, gen_len=36 if block_size == 32 else 20)
+    decoder = Decoder(rule, VALUES[rule], precision, gen_len=36 if block_size == 32 else 20)
     decodes, accepted, crossed, i = 0, 0, [], seed
 
     def watch(canvas, tree, path, *_):
@@ -215,7 +218,7 @@ def test_the_shipped_target_writes_the_same_text_with_the_shipped_drafters(task,
         drafting.load_drafter(os.path.join(shipped, "order")),
         ddtree.load_graph(os.path.join(shipped, "graph.json")),
     )
-    decoder = dlm.Decoder(rule, gen_len=96)
+    decoder = Decoder(rule, gen_len=96)
     for problem, budget in zip(tasks.problems(task, "test", 2, seed=5), (8, 20)):
         prompt, truth = target.encode(problem.prompt), {}
         free = dlm.generate(
@@ -229,11 +232,11 @@ def test_the_shipped_target_writes_the_same_text_with_the_shipped_drafters(task,
             assert verify.speculate(target, decoder, prompt, draft).written == free.written, name
 
 
-@pytest.mark.parametrize("rule", dlm.RULES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("block_size", (32, 8))
 def test_fused_and_published_loops_agree(block_size, rule):
     """Both draft-free loops: same tokens, same denoise passes; the published one also stores once a block."""
-    target, decoder = tiny_target(block_size, 1), dlm.Decoder(rule, VALUES[rule], gen_len=40)
+    target, decoder = tiny_target(block_size, 1), Decoder(rule, VALUES[rule], gen_len=40)
     for length in LENGTHS:
         prompt = random_prompt(length)
         fused, published = (dlm.generate(target, decoder, prompt, fused=fused) for fused in (True, False))
@@ -248,7 +251,7 @@ def test_fused_and_published_loops_agree(block_size, rule):
 
 def test_where_generation_stops():
     """Stop at the end of a block with a stop id, or after gen_len; cut the answer at the first stop id or gen_len."""
-    target, decoder = tiny_target(8, 2), dlm.Decoder(gen_len=20)
+    target, decoder = tiny_target(8, 2), Decoder(gen_len=20)
     prompt = random_prompt(13)
     free = dlm.generate(target, decoder, prompt)
     assert len(free.written) == 27 and MASK not in free.written  # 13 + 20 = 33, up to 40
@@ -265,7 +268,7 @@ def test_where_generation_stops():
 
 def test_a_drafted_final_state_does_not_lengthen_the_text():
     """The loop is lossless whatever is drafted, so also for a draft whose node is the true last state of the answer."""
-    target, decoder, prompt = tiny_target(8, 2), dlm.Decoder(gen_len=8), random_prompt(16)
+    target, decoder, prompt = tiny_target(8, 2), Decoder(gen_len=8), random_prompt(16)
     truth, states = with_truth(target, decoder, prompt)
 
     def draft(stale, canvas):
@@ -316,10 +319,10 @@ def last_unchecked(states, following):
     return path + [u for u, state in enumerate(states) if extends(state, states[path[-1]])][:1]
 
 
-@pytest.mark.parametrize("match", (heaviest_child, one_token_off, last_unchecked))
-def test_wrong_verifiers_change_the_text(match):
+@pytest.mark.parametrize("walk", (heaviest_child, one_token_off, last_unchecked))
+def test_wrong_verifiers_change_the_text(walk):
     """The comparison of test 1 must fail for a wrong verifier on some prompt, else it would prove nothing."""
-    target, decoder = tiny_target(8, 4), dlm.Decoder(gen_len=40)
+    target, decoder = tiny_target(8, 4), Decoder(gen_len=40)
     drafts = methods(20, small_drafter(8), None, "threshold")
     for draft in (drafts["confidence_tree"], drafts["spot"]):
         same = []
@@ -328,7 +331,7 @@ def test_wrong_verifiers_change_the_text(match):
             truth = dlm.generate(target, decoder, prompt).written
             same.append(
                 (
-                    verify.speculate(target, decoder, prompt, draft, match=match).written == truth,
+                    verify.speculate(target, decoder, prompt, draft, walk=walk).written == truth,
                     verify.speculate(target, decoder, prompt, draft).written == truth,
                 )
             )
@@ -369,27 +372,28 @@ def test_commit_rules_by_hand(rule, value, right):
     confidence = torch.tensor([0.5, 0.95, 0.92, 0.99, 0.95, 0.1], dtype=torch.float64)
     entropy = torch.tensor([0.05, 0.02, 0.3, 0.0, 0.02, 0.9], dtype=torch.float64)
     masked = torch.tensor([True, True, True, False, True, True])
-    now = dlm.commits(rule, value, confidence, entropy, masked)
+    score = -entropy if rule == "entropy" else confidence
+    now = commits(rule, value, score, masked)
     assert now.nonzero()[:, 0].tolist() == right
 
 
-@pytest.mark.parametrize("rule", dlm.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_commits_of_a_batch_are_those_of_its_rows(rule):
     """Rows are independent, commit masked positions only, and at least one wherever a mask is left."""
     generator = torch.Generator().manual_seed(0)
     confidence = torch.rand(50, 8, generator=generator, dtype=torch.float64).mul(8).round() / 8  # many ties
-    entropy = torch.rand(50, 8, generator=generator, dtype=torch.float64).mul(8).round() / 8
     masked = torch.rand(50, 8, generator=generator) < torch.linspace(0, 1, 50)[:, None]
     assert not masked[0].any() and masked[-1].all()
-    batch = dlm.commits(rule, VALUES[rule], confidence, entropy, masked)
-    rows = torch.stack([dlm.commits(rule, VALUES[rule], *row) for row in zip(confidence, entropy, masked)])
+    score = -confidence if rule == "entropy" else confidence
+    batch = commits(rule, VALUES[rule], score, masked)
+    rows = torch.stack([commits(rule, VALUES[rule], *row) for row in zip(score, masked)])
     assert batch.equal(rows) and not (batch & ~masked).any()
     assert batch.any(1).equal(masked.any(1))
 
 
 def test_commit_order_by_hand():
     """Falling score, ties to the lowest position, decided positions last."""
-    order, score = dlm.commit_order(torch.tensor([0.3, 0.7, 0.9, 0.7]), torch.tensor([True, True, False, True]))
+    order, score = commit_order(torch.tensor([0.3, 0.7, 0.9, 0.7]), torch.tensor([True, True, False, True]))
     assert order.tolist() == [1, 3, 0, 2] and score[:3].tolist() == pytest.approx([0.7, 0.7, 0.3])
 
 
@@ -397,17 +401,17 @@ def test_commit_order_by_hand():
 def test_precision_decides_the_order(precision, first):
     """bfloat16 steps are 1/256 below 1: .9985 and .9999 become 1, the lowest goes first; float32 tells them apart."""
     logits = torch.tensor([[0.9985, 0.0015], [0.0001, 0.9999]]).log()
-    out = dlm.Pass(torch.full((1, 2), MASK), torch.tensor([0]), [0, 1], logits, lambda rows: rows, 2, [])
+    out = dlm.Pass(torch.full((1, 2), MASK), torch.tensor([0]), [0, 1], [2], logits, lambda rows: rows, 2, [])
     right = (0, MASK) if first == 0 else (MASK, 1)
-    assert dlm.Decoder(precision=precision).transition(out) == [right]
-    stale = drafting.Stale(dlm.Decoder(precision=precision), (MASK, MASK), MASK, 0, logits)
-    assert stale.at(0).ranking[0] == first  # the drafter breaks ties alike
+    assert Decoder(precision=precision).transition(out) == [right]
+    stale = drafting.Stale(Decoder(precision=precision), (MASK, MASK), MASK, 0, logits)
+    assert stale.candidates(0).ranking[0] == first  # the drafter breaks ties alike
 
 
 # ----------------------------------------------------------------------------------- 4. ids that are never written
 
 
-@pytest.mark.parametrize("rule", dlm.RULES)
+@pytest.mark.parametrize("rule", RULES)
 def test_mask_and_untrained_ids_are_never_written(rule):
     """[MASK] = 30 and ids from 35 on, which the tokenizer lacks, have the highest logits and are never committed."""
     model = tiny_model("block_units", 5)
@@ -419,7 +423,7 @@ def test_mask_and_untrained_ids_are_never_written(rule):
     model.lm_head = head
     target = dlm.Target(model, range(35), 8, 30, [])  # of a tokenizer only the length is read: 35 ids
     prompt = random_prompt(13) % 30
-    decoder = dlm.Decoder(rule, VALUES[rule], gen_len=24)
+    decoder = Decoder(rule, VALUES[rule], gen_len=24)
     probs = target.forward([(30,) * 8], [0], None, {}).unit(0).exp()
     assert probs[:, [30, 35, 36, 37, 38, 39]].eq(0).all() and torch.allclose(probs.sum(1), torch.ones_like(probs[:, 0]))
     truth = dlm.generate(target, decoder, prompt)
@@ -433,7 +437,7 @@ def test_nan_weights_are_an_error(broken):
     target = tiny_target()
     dict(target.model.named_parameters())[broken].data[0] = torch.nan
     with pytest.raises(FloatingPointError) as error:
-        dlm.generate(target, dlm.Decoder(gen_len=8), random_prompt(9))
+        dlm.generate(target, Decoder(gen_len=8), random_prompt(9))
     assert one_sentence(error)
 
 
@@ -521,9 +525,9 @@ def test_golden_logits():
     """Logits of all 24 positions = the reference SDAR's in float32; our cached conditionals are their softmax."""
     target, expected = golden()
     index = torch.arange(3)
-    units = dlm.Units(8, None, index, index[:, None] > index)
+    units = dlm.Layout(8, None, index, index[:, None] > index)
     hidden = target.model.model(
-        input_ids=expected["ids"], position_ids=torch.arange(24)[None], units=units, use_cache=False
+        input_ids=expected["ids"], position_ids=torch.arange(24)[None], layout=units, use_cache=False
     ).last_hidden_state
     assert torch.allclose(target.model.lm_head(hidden), expected["logits"], rtol=0, atol=1e-4)
     ids = expected["ids"][0].tolist()
@@ -537,7 +541,7 @@ def test_golden_logits():
 def test_golden_generations(strategy, rule, value):
     """Token for token what the reference decoder writes with unrounded confidence, draft-free and with every draft."""
     target, expected = golden()
-    decoder, prompt = dlm.Decoder(rule, value, "float32", gen_len=24), expected["prompt"][0]
+    decoder, prompt = Decoder(rule, value, "float32", gen_len=24), expected["prompt"][0]
     right = expected[f"gen_low_confidence_{strategy}_8"][0].tolist()
     for fused in (True, False):
         assert prompt.tolist() + dlm.generate(target, decoder, prompt, fused).written == right
@@ -554,7 +558,7 @@ def drafting_round(seed, k=6, L=8, vocab=12, stops=()):
     rng = np.random.default_rng(seed)
     positions = sorted(rng.choice(L, k, replace=False).tolist())
     before = tuple(MASK if s in positions else int(rng.integers(vocab)) for s in range(L))
-    stale = drafting.Stale(dlm.Decoder(), before, MASK, 0, torch.tensor(rng.dirichlet(np.full(vocab, 0.2), k)).log())
+    stale = drafting.Stale(Decoder(), before, MASK, 0, torch.tensor(rng.dirichlet(np.full(vocab, 0.2), k)).log())
     canvas = SimpleNamespace(
         state=ddtree.commit(before, positions[0], 1),
         target=SimpleNamespace(mask_id=MASK),
@@ -667,7 +671,7 @@ def test_best_rate_is_the_argmax(seed):
 def test_cost_aware_tree(seed):
     """Free drafts, flat passes: the whole tree. A pass or call that cannot pay: no call. Else the best head."""
     target, drafter = tiny_target(8, seed), small_drafter(8, seed)
-    stale, canvas = some_stale(target, 6), dlm.Canvas(target, dlm.Decoder(gen_len=20), random_prompt(3))
+    stale, canvas = some_stale(target, 6), dlm.Canvas(target, Decoder(gen_len=20), random_prompt(3))
     full = ddtree.spot(stale, canvas, 12, drafter)
     assert ddtree.spot_cost_aware(stale, canvas, 12, drafter, ddtree.Costs([1.0] * 30, [0.0] * 30)) == full
     for costs in (ddtree.Costs([0.0, 1.0] + [100.0] * 30, [0.0] * 30), ddtree.Costs([1.0] * 30, [100.0] * 30)):
@@ -688,7 +692,7 @@ def test_chain_and_graph_by_hand():
         probs, [[5, 2], [3, 4], [6, 7], [8, 9]], [[0.9, 0.1], [0.5, 0.4], [0.7, 0.2], [0.6, 0.3]]
     ):
         row[tokens] = torch.tensor(values)
-    stale = drafting.Stale(dlm.Decoder(), (MASK,) * 4, MASK, 0, probs.log())
+    stale = drafting.Stale(Decoder(), (MASK,) * 4, MASK, 0, probs.log())
     tree = ddtree.chain(stale, canvas, 2)  # position 0 is decided by now
     assert tree.states == [state, (5, MASK, 6, MASK), (5, MASK, 6, 8)] and tree.parents == [-1, 0, 1]
     sets = [((0, 0),), ((1, 1),), ((0, 0), (1, 1)), ((0, 0), (9, 0)), ((2, 0),)]  # rank 9 does not exist
@@ -747,9 +751,9 @@ def test_order_is_a_distribution_over_undecided_positions():
 def test_stale_features_by_hand():
     """The 8 statistics: p1, p1 − p2, entropy, tail mass, rank / L, offset / L, distance / L, share still masked."""
     probs = torch.tensor([[0.5, 0.25, 0.25, 0.0], [0.0, 0.75, 0.25, 0.0]], dtype=torch.float64)
-    stale = drafting.Stale(dlm.Decoder(), (MASK, 7, MASK, 7), MASK, 0, probs.log())
+    stale = drafting.Stale(Decoder(), (MASK, 7, MASK, 7), MASK, 0, probs.log())
     assert stale.features.shape == (2, 72) and stale.positions == [0, 2]
-    seen = stale.at(2)
+    seen = stale.candidates(2)
     assert seen.ranking == [1, 0] and seen.confidence.tolist() == [0.5, 0.75]
     assert [tokens[0] for tokens in seen.tokens] == [0, 1] and seen.values[0, :4].tolist() == [0.5, 0.25, 0.25, 0.0]
     assert seen.values.shape == (2, 32) and all(len(tokens) == 32 for tokens in seen.tokens)
@@ -900,7 +904,7 @@ def test_an_unknown_target_is_refused():
 def test_unknown_decoders_are_refused(arguments, named):
     """An unknown rule or precision, or no token to write, is refused before anything runs."""
     with pytest.raises(ValueError, match=named) as error:
-        dlm.Decoder(**arguments)
+        Decoder(**arguments)
     assert one_sentence(error)
 
 
@@ -910,7 +914,7 @@ def test_unknown_decoders_are_refused(arguments, named):
 )
 def test_prompts_that_do_not_fit_are_refused(length, gen_len, fits):
     """No prompt, or one whose answer would exceed the context of 256, is refused; the last that fits is decoded."""
-    target, decoder, prompt = tiny_target(8), dlm.Decoder(gen_len=gen_len), random_prompt(length)
+    target, decoder, prompt = tiny_target(8), Decoder(gen_len=gen_len), random_prompt(length)
     for decode in (partial(dlm.generate), partial(verify.speculate, draft=partial(ddtree.chain, budget=8))):
         if fits:
             assert len(decode(target, decoder, prompt).ids) == gen_len
