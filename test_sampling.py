@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import ddtree
+import decoder as decoder_file
 import dlm
 import drafter as drafting
 import targets
@@ -51,8 +52,9 @@ class TableTarget(dlm.Target):
     def __init__(self, block_size, tokens, seed=0, fixed=None):
         self.block_size, self.mask_id, self.stop_ids = block_size, tokens, frozenset()
         self.device, self.fixed, self.seed = torch.device("cpu"), fixed, seed
-        self.attention, self.stops, self.units = "block", True, None
-        self.model = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=4 * block_size))
+        self.pad_to = None
+        config = SimpleNamespace(max_position_embeddings=4 * block_size, vocab_size=tokens + 1)
+        self.model = SimpleNamespace(config=config)
 
     def table(self, state, block):
         """Logits [k, tokens + 1] of the masked positions of a state."""
@@ -66,8 +68,9 @@ class TableTarget(dlm.Target):
     def forward(self, states, blocks, prefix, parents):
         rows = torch.cat([self.table(state, block) for state, block in zip(states, blocks)])
         where = [i for i, token in enumerate(itertools.chain(*states)) if token == self.mask_id]
+        counts = [state.count(self.mask_id) for state in states]
         states, blocks = torch.tensor(states), torch.tensor(blocks)
-        return dlm.Pass(states, blocks, where, rows, lambda x: x.clone(), rows.shape[1], [])
+        return dlm.Pass(states, blocks, where, counts, rows, lambda x: x.clone(), rows.shape[1], [])
 
     def prefill(self, ids):
         return None
@@ -87,6 +90,24 @@ def filtered(p, top_k, top_p):
     return kept / kept.sum()
 
 
+def chosen(rule, value, confidence, entropy):
+    """Section 7's table, written down once more: the places that a rule commits, of k masked
+    positions with these confidences and entropies (lists). At least one; ties to the lowest."""
+    k = len(confidence)
+    by = [-h for h in entropy] if rule == "entropy" else confidence
+    order = sorted(range(k), key=lambda s: (-by[s], s))
+    c = [confidence[s] for s in order]
+    h = [entropy[s] for s in order]
+    allowed = {
+        "exact": lambda n: n == 1,
+        "threshold": lambda n: c[n - 1] > value,
+        "product": lambda n: np.prod(c[:n]) >= value,
+        "factor": lambda n: (n + 1) * (1 - c[n - 1]) <= value,
+        "entropy": lambda n: sum(h[:n]) - max(h[:n]) <= value,
+    }[rule]
+    return order[: max([1] + [n for n in range(1, k + 1) if allowed(n)])]
+
+
 def one_step(decoder, state, logits):
     """{next state: probability}: every way of drawing a token at each masked position, each committed by the rule."""
     softmax = [np.exp(row - row.max()) / np.exp(row - row.max()).sum() for row in logits]
@@ -94,16 +115,15 @@ def one_step(decoder, state, logits):
     laws = [filtered(row / row.sum(), decoder.top_k, decoder.top_p) for row in hot]
     read = laws if decoder.tempered else softmax
     masked = [s for s, token in enumerate(state) if token == logits.shape[1] - 1]
-    entropy, out = torch.zeros(len(state), dtype=torch.float64), Counter()
-    entropy[masked] = torch.tensor([-sum(x * np.log(x) for x in p if x > 0) for p in read], dtype=torch.float64)
-    where = torch.tensor([s in masked for s in range(len(state))])
+    entropy, out = [-sum(x * np.log(x) for x in p if x > 0) for p in read], Counter()
     for drawn in itertools.product(range(logits.shape[1] - 1), repeat=len(masked)):
-        confidence = torch.zeros(len(state), dtype=torch.float64)
-        for s, v, p in zip(masked, drawn, read):
-            confidence[s] = p[v] if decoder.confidence == "sampled" else p.max()
-        now = dlm.commits(decoder.rule, decoder.value, decoder.rounded(confidence), entropy, where)
-        token = dict(zip(masked, drawn))
-        after = tuple(token[s] if now[s] else t for s, t in enumerate(state))
+        sampled = decoder.confidence == "sampled"
+        confidence = torch.tensor([p[v] if sampled else p.max() for v, p in zip(drawn, read)])
+        if decoder.precision == "bfloat16":
+            confidence = confidence.bfloat16().double()
+        now = chosen(decoder.rule, decoder.value, confidence.tolist(), entropy)
+        token = {masked[place]: drawn[place] for place in now}
+        after = tuple(token.get(s, t) for s, t in enumerate(state))
         out[after] += float(np.prod([law[v] for v, law in zip(drawn, laws)]))
     return out
 
@@ -194,7 +214,7 @@ def law_case(case):
     """(target, decoder, its enumerated law) of one of CASES."""
     block_size, tokens, blocks, rule, value, temperature, confidence, others = case
     target = TableTarget(block_size, tokens, seed=CASES.index(case))
-    decoder = dlm.Decoder(
+    decoder = decoder_file.Decoder(
         rule, value, gen_len=blocks * block_size, temperature=temperature, confidence=confidence, **others
     )
     return shifted(target), decoder, enumerate_law(TableTarget(block_size, tokens, seed=CASES.index(case)), decoder)
@@ -212,13 +232,13 @@ def test_the_speculative_loop_follows_the_law(case, matching):
     assert chi_square(decode_many(target, decoder, draft, matching=matching), law) > ALARM
 
 
-@pytest.mark.parametrize("confidence", dlm.CONFIDENCES)
+@pytest.mark.parametrize("confidence", decoder_file.CONFIDENCES)
 @pytest.mark.parametrize("rule, value", [("exact", None), ("threshold", 0.7)])
 def test_greedy_matching_does_not(rule, value, confidence):
     """Accepting while the draft equals the likeliest token prefers that token."""
     table = [[0.7, 0.3], [0.65, 0.35], [0.6, 0.4]]
     target = TableTarget(3, 2, fixed=table)
-    decoder = dlm.Decoder(rule, value, gen_len=6, temperature=2.0, confidence=confidence)
+    decoder = decoder_file.Decoder(rule, value, gen_len=6, temperature=2.0, confidence=confidence)
     law = enumerate_law(target, decoder)
     assert chi_square(decode_many(target, decoder, draft_of("tree")), law) > ALARM
     assert chi_square(decode_many(target, decoder, draft_of("tree"), matching="greedy"), law) < STRICT
@@ -228,7 +248,7 @@ def test_noise_by_position_changes_the_law_of_a_sampled_confidence():
     """Section 6's example: fresh noise gives P(A = 0) = .99, a table indexed by position .90."""
     target = TableTarget(2, 2, fixed=EXAMPLE)
     for noise, right in (("step", 0.99), ("position", 0.90)):
-        decoder = dlm.Decoder(gen_len=2, temperature=1.0, noise=noise)
+        decoder = decoder_file.Decoder(gen_len=2, temperature=1.0, noise=noise)
         law = enumerate_law(target, decoder)
         assert sum(p for text, p in law.items() if text[0] == 0) == pytest.approx(0.99)
         texts = decode_many(target, decoder, draft_of("spot"))
@@ -260,10 +280,10 @@ def test_planted_faults_are_found(monkeypatch):
     for case, match in ((CASES[0], heaviest_child), (CASES[6], heaviest_child), (CASES[1], right_position)):
         target, decoder, law = law_case(case)
         monkeypatch.setattr("test_exactness.MASK", target.mask_id)
-        assert chi_square(decode_many(target, decoder, draft_of("tree"), match=match), law) < STRICT
+        assert chi_square(decode_many(target, decoder, draft_of("tree"), walk=match), law) < STRICT
     target, decoder, law = law_case(CASES[0])
-    gumbel = dlm.gumbel
-    monkeypatch.setattr(dlm, "gumbel", lambda seed, block, *others: gumbel(seed, torch.zeros_like(block), *others))
+    gumbel = decoder_file.gumbel
+    monkeypatch.setattr(decoder_file, "gumbel", lambda seed, block, *others: gumbel(seed, torch.zeros_like(block), *others))
     assert chi_square(decode_many(target, decoder, draft_of("tree")), law) < STRICT
 
 
@@ -282,13 +302,13 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("rule", dlm.RULES)
+@pytest.mark.parametrize("rule", decoder_file.RULES)
 def test_coupled_decoding_writes_the_draft_free_text(rule):
     """Token identity at every temperature, float64, for every way of drafting; uncoupled too: F is the same."""
     decodes = accepted = 0
     for i, setting in enumerate(SETTINGS):
         target = tiny_target(8, i)
-        decoder = dlm.Decoder(rule, VALUES[rule], gen_len=20, seed=i, **({"precision": "bfloat16"} | setting))
+        decoder = decoder_file.Decoder(rule, VALUES[rule], gen_len=20, seed=i, **({"precision": "bfloat16"} | setting))
         torch.manual_seed(i)
         reader = drafting.OrderDrafter(width=16, layers=1, heads=2, hidden=16, block_size=8, noised=True).eval()
         prompt = random_prompt(LENGTHS[i % len(LENGTHS)], i)
@@ -299,7 +319,7 @@ def test_coupled_decoding_writes_the_draft_free_text(rule):
                 got = verify.speculate(target, decoder, prompt, draft, matching)
                 assert (got.written, got.ids) == (truth.written, truth.ids), (name, setting)
                 decodes, accepted = decodes + 1, accepted + sum(got.accepted)
-    assert decodes * len(dlm.RULES) >= 300 and accepted > 0
+    assert decodes * len(decoder_file.RULES) >= 300 and accepted > 0
 
 
 def test_the_shipped_target_samples_the_same_text():
@@ -311,7 +331,7 @@ def test_the_shipped_target_samples_the_same_text():
         prompt = target.encode(problem.prompt)
         texts = []
         for temperature, confidence in ((1.0, "sampled"), (2.0, "distribution")):
-            decoder = dlm.Decoder(gen_len=64, temperature=temperature, seed=seed, confidence=confidence)
+            decoder = decoder_file.Decoder(gen_len=64, temperature=temperature, seed=seed, confidence=confidence)
             texts.append(dlm.generate(target, decoder, prompt).written)
             assert all(verify.speculate(target, decoder, prompt, draft).written == texts[-1] for draft in drafts)
         assert texts[0] != texts[1]
@@ -321,21 +341,21 @@ def test_a_seed_is_one_text_and_seeds_differ():
     """The noise is a function of the seed: the same again, and others for other seeds."""
     target, prompt = tiny_target(8, 3), random_prompt(13)
     texts = [
-        tuple(dlm.generate(target, dlm.Decoder(gen_len=20, temperature=1.0, seed=seed), prompt).written)
+        tuple(dlm.generate(target, decoder_file.Decoder(gen_len=20, temperature=1.0, seed=seed), prompt).written)
         for seed in (0, 1, 2, 0)
     ]
     assert texts[0] == texts[3] and len(set(texts)) == 3
 
 
-@pytest.mark.parametrize("confidence", dlm.CONFIDENCES)
-@pytest.mark.parametrize("rule", dlm.RULES)
+@pytest.mark.parametrize("confidence", decoder_file.CONFIDENCES)
+@pytest.mark.parametrize("rule", decoder_file.RULES)
 def test_no_temperature_is_the_limit_of_little(rule, confidence):
     """T → 0 writes the text of T = 0, by the model's own softmax; T = 0 asks for no law, so nothing is divided."""
     for seed in range(4):
         target, prompt = tiny_target(8, seed), random_prompt(13, seed)
-        cold = dlm.Decoder(rule, VALUES[rule], gen_len=20, confidence=confidence)
+        cold = decoder_file.Decoder(rule, VALUES[rule], gen_len=20, confidence=confidence)
         cold.law = None
-        little = dlm.Decoder(rule, VALUES[rule], gen_len=20, confidence=confidence, temperature=1e-6)
+        little = decoder_file.Decoder(rule, VALUES[rule], gen_len=20, confidence=confidence, temperature=1e-6)
         truth = dlm.generate(target, cold, prompt).written
         assert dlm.generate(target, little, prompt).written == truth
         assert verify.speculate(target, little, prompt, partial(ddtree.chain, budget=8)).written == truth
@@ -347,23 +367,23 @@ def test_no_temperature_is_the_limit_of_little(rule, confidence):
 def test_scramble_is_splitmix64():
     """The published generator's first three outputs from seed 0 (Steele, Lea and Flood 2014)."""
     right = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
-    states = torch.tensor([0, dlm.WEYL, 2 * dlm.WEYL - (0 if 2 * dlm.WEYL >= -(2**63) else -(2**64))])
-    assert [value % 2**64 for value in dlm.scramble(states).tolist()] == list(right)
+    states = torch.tensor([0, decoder_file.WEYL, 2 * decoder_file.WEYL - (0 if 2 * decoder_file.WEYL >= -(2**63) else -(2**64))])
+    assert [value % 2**64 for value in decoder_file.scramble(states).tolist()] == list(right)
 
 
 def test_gumbel_noise():
     """Mean .5772 and variance π²/6 within 5 standard errors; no two arguments share noise; rows are independent."""
     n, size = 400, 500
     block, step, position = (torch.arange(n) // 100, torch.arange(n) // 10 % 10, torch.arange(n) % 10)
-    noise = dlm.gumbel(7, block, step, position, size)
+    noise = decoder_file.gumbel(7, block, step, position, size)
     assert noise.dtype == torch.float64 and noise.isfinite().all()
     assert abs(noise.mean().item() - 0.5772157) < 5 * (np.pi**2 / 6 / (n * size)) ** 0.5
     assert abs(noise.var().item() - np.pi**2 / 6) < 5 * (4.4 * (np.pi**2 / 6) ** 2 / (n * size)) ** 0.5
     assert len({tuple(row) for row in noise[:, :2].tolist()}) == n
     assert len(set(noise[:, 0].tolist()) | set(noise[:, 1].tolist())) == 2 * n
     one = slice(123, 124)
-    assert (dlm.gumbel(7, block[one], step[one], position[one], size) == noise[one]).all()
-    assert not (dlm.gumbel(8, block, step, position, size) == noise).any()
+    assert (decoder_file.gumbel(7, block[one], step[one], position[one], size) == noise[one]).all()
+    assert not (decoder_file.gumbel(8, block, step, position, size) == noise).any()
     assert abs(float(torch.corrcoef(noise[:2])[0, 1])) < 0.2  # neighbouring rows: 5 standard errors are .22
 
 
@@ -378,7 +398,7 @@ def test_law_by_hand():
         ({"temperature": 1.0, "top_k": 3, "top_p": 0.5}, [4 / 7, 3 / 7, 0, 0]),
         ({"temperature": 1.0, "top_p": 1e-6}, [1, 0, 0, 0]),
     ):
-        assert dlm.Decoder(**options).law(logits).exp()[0].tolist() == pytest.approx(right)
+        assert decoder_file.Decoder(**options).law(logits).exp()[0].tolist() == pytest.approx(right)
 
 
 def test_confidence_by_hand():
@@ -391,15 +411,15 @@ def test_confidence_by_hand():
         ({"tempered": True, "top_k": 2}, 9 / 34),
         ({"tempered": True, "confidence": "distribution"}, 25 / 38),
     ):
-        decoder = dlm.Decoder(temperature=0.5, precision="float32", **options)
-        assert decoder.read(logits, drawn)[0].item() == pytest.approx(right)
+        decoder = decoder_file.Decoder(temperature=0.5, precision="float32", **options)
+        assert decoder.confidence_in(drawn, logits).item() == pytest.approx(right)
 
 
 def test_candidates_are_what_will_be_drawn():
     """If the conditionals do not change, the foreseen token of every step is the one that is committed at that step."""
     target = TableTarget(3, 3, fixed=[[0.5, 0.3, 0.2]] * 3)
     for seed in range(30):
-        decoder = dlm.Decoder(gen_len=3, temperature=1.0, seed=seed)
+        decoder = decoder_file.Decoder(gen_len=3, temperature=1.0, seed=seed)
         prompt = torch.zeros(3, dtype=torch.int64)
         result = verify.speculate(target, decoder, prompt, partial(ddtree.chain, budget=3))
         assert result.accepted[1] == 1 and result.passes["denoise"] == 2  # one by blind pass, the last is never drafted
@@ -416,7 +436,7 @@ def test_the_noise_aware_drafter_reads_the_step():
     decided = np.array([[True, False, False, False, False]])
     q = {
         (name, seed): drafter.order(
-            drafting.Stale(dlm.Decoder(temperature=1.0, seed=seed), state, target.mask_id, 0, logits)
+            drafting.Stale(decoder_file.Decoder(temperature=1.0, seed=seed), state, target.mask_id, 0, logits)
         )(decided)
         for name, drafter in (("plain", plain), ("reader", reader))
         for seed in (0, 1)
@@ -433,7 +453,7 @@ def test_a_drafter_that_reads_the_noise_starts_as_the_other(tmp_path):
     train.start_from(reader, str(tmp_path))
     state = tuple(range(3)) + (39,) * 5
     log_probs = tiny_target(8).forward([state], [0], None, {}).unit(0)
-    stale = drafting.Stale(dlm.Decoder(temperature=1.0), state, 39, 0, log_probs)
+    stale = drafting.Stale(decoder_file.Decoder(temperature=1.0), state, 39, 0, log_probs)
     decided = np.array([[True, False, False, False, False]])
     assert np.allclose(plain.order(stale)(decided), reader.order(stale)(decided), atol=1e-6)
     with pytest.raises(ValueError, match="another shape") as error:
@@ -455,18 +475,18 @@ def test_a_drafter_that_reads_the_noise_starts_as_the_other(tmp_path):
 def test_absurd_sampling_is_refused(options, named):
     """What no sampler can do is refused in one sentence."""
     with pytest.raises(ValueError, match=named) as error:
-        dlm.Decoder(**options)
+        decoder_file.Decoder(**options)
     assert one_sentence(error)
 
 
 def test_no_confidence_at_all():
     """Where all confidences are 0, the confidence tree takes the first positions as equally likely."""
-    stale = drafting.Stale(dlm.Decoder(confidence="margin"), (9,) * 4, 9, 0, torch.zeros(4, 9).log_softmax(-1))
+    stale = drafting.Stale(decoder_file.Decoder(confidence="margin"), (9,) * 4, 9, 0, torch.zeros(4, 9).log_softmax(-1))
     q = ddtree.confidence_order(stale, 2)(np.zeros((1, 4), dtype=bool))
     assert q.tolist() == [[0.5, 0.5, 0, 0]]
 
 
-def test_unknown_matchers_are_refused():
+def test_unknown_matchings_are_refused():
     with pytest.raises(ValueError, match="best.*coupled") as error:
-        verify.matcher("best", dlm.Decoder())
+        verify.decoders_of("best", decoder_file.Decoder())
     assert one_sentence(error)
