@@ -1,0 +1,227 @@
+"""What an answer's text says: the formula in its last box, the program in its fences.
+
+Formulas are compared by math-verify (Hugging Face) in a worker process that ends itself after some
+seconds: the library's own timeouts need the main thread and the caller's SIGALRM, and a tower of
+powers takes all memory. Before it, typography and units are taken off, and what it reads wrong is
+put right (`1 1/2`, `1,250` inside a fraction, `2(3)`) or refused (`10 30`, which it adds up).
+An answer is parsed whole or is wrong; nothing is accepted for a part of it.
+
+What this file leaves out: decimals that are only near (0.33 is not 1/3), which unit it is (5 cm is
+5 m), numbers in words, programs in prose without a fence; running programs is sandbox.py's.
+"""
+
+import ast
+import functools
+import importlib.metadata
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+SECONDS = 4  # for one comparison
+MEMORY = 1 << 32  # bytes of the worker's address space
+LONGEST = 1000  # characters of a formula; MATH-500's longest has 57
+
+# ---------------------------------------------------------------------------------------- formulas
+
+SIGNS = {"−–—": "-", "π": r"\pi ", "°": r"^\circ ", "×": r"\times ", "·⋅": r"\cdot "}
+SIGNS |= {"∞": r"\infty ", "∪": r"\cup ", "≤": r"\le ", "≥": r"\ge ", "±": r"\pm "}
+SIGNS |= {"²": "^2", "³": "^3", "\u00a0\u202f\u2009\n\t": " "}
+ALONE = r"(?<![\\A-Za-z])"  # before a word that is no command and no end of a longer word
+END = r"(?![A-Za-z])"
+TEXT = r"\\(?:text(?:rm|bf|it|normal)?|mbox)\s*\{([^{}]*)\}"
+# (pattern, replacement), in this order; none changes what the answer says
+REWRITES = [
+    (r"\\\\\s*\[[\d.]+[a-z]+\]", r"\\\\ "),
+    (r"(?<!\\)\\[()\[\]!]\s*|\\?[$%€£¥¢]|\\(?:cent|textcent|textdollar|pounds|euro)" + END, ""),
+    (r"(?<!\\)\\[,;: ]|~|\\(?:q?quad|left|right|[bB]igg?[lr]?)" + END, " "),
+    (r"\\(?:displaystyle|textstyle|[lL]arge|bf|rm)" + END + r"|\\(?:text)?color\s*\{\w*\}", ""),
+    (r"(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree" + END + r")(?:\s*[CF]" + END + ")?", ""),
+    (r"\{,\}|\\text\s*\{,\}", ","),
+    (r"\\[dtc]frac", r"\\frac"),
+    (r"\\frac\s*(\\[a-z]+)\s*(\d)", r"\\frac{\1}{\2}"),
+    (r"\\langle(.*)\\rangle", r"(\1)"),
+    (r"\(\s*\\begin\{(?:array|matrix)\}(?:\{[clr]+\})?(.*?)\\end\{(?:array|matrix)\}\s*\)",
+     r"\\begin{pmatrix}\1\\end{pmatrix}"),
+    (r"\\\\\s*\\end", r"\\end"),
+    (r"√\s*(\d+|\w)", r"\\sqrt{\1}"),
+    (r"\{([^{}]*)\\over" + END + r"([^{}]*)\}", r"\\frac{\1}{\2}"),
+    (ALONE + "pi" + END, r"\\pi "),
+    (r"_\{\s*(" + TEXT + r")\s*\}", r" \1"),
+]  # fmt: skip
+MATH = r"\\(?:math(?:rm|bf|it|sf)|boldsymbol|operatorname|underline)\s*\{([^{}]*)\}"
+# A word that is a unit, a label or a name rather than a product of variables: what stands in
+# \text{}, four letters or more, three behind a space, a known short one; no function, no points ABC.
+SHORT = r"ft|in|cm|mm|km|kg|mg|mph|lbs?|oz|hrs?|mi|yds?|m[Ll]|pts|sq|cu|is|USD?|Rs|(?<=\s)[mgsLh]"
+FUNCTION = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|lcm|gcd|det)[a-z]?"
+LONG = rf"(?!(?:{FUNCTION}|[A-Z]+){END})(?:[A-Za-z]{{4,}}|(?:(?<=^)|(?<=[\s/]))[A-Za-z]{{3}})"
+WORD = rf'(?<!")(?<!\\begin{{)(?<!\\end{{){ALONE}(?:{SHORT}|{LONG}){END}'
+UNITS = r'(?<=[\w})\]])\s*(?:"\w+"(?: ?[\^_]\{?-?\w\}?)?(?:/\w(?!\w))?[\s/.-]*)+$'
+LETTERS, QUOTED = r'(?<!["\\A-Za-z])[A-Za-z]+(?!["A-Za-z])', r'"\g<0>"'
+ENDING = " .,;:\\"  # what may follow an answer
+LABELS = r'^\s*(?:"\w+"\.?[\s:]*)+(?=[^\s"])'
+TURNING = set("negative minus not least most than less more half over under times plus dozen".split())
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# Numbers: mixed ones, powers of ten, products without a sign; thousands where commas part nothing.
+THOUSANDS = r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.])\d{1,3}(?: \d{3})+(?!\s*\d)"
+NUMBERS = [
+    (r"(?<![\d.\w}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d.])", r"\1\\frac{\2}{\3}"),
+    (r"(?<![\w.])(\d+\.?\d*)[eE]([+-]?\d+)(?!\w)", r"\1\\times 10^{\2}"),
+    (r"(?<![_^\d])(\d+\.?\d*)\s*\((?=[^()]*\))", r"\1\\cdot("),
+]
+BASE = r"(?:^|=)\s*\(?(\d+)\)?_\{?(\d+)\}?$"
+# Refused: words left over, two numbers side by side, digits with a base, what is too large.
+LARGE = r"[\d)}]\s*\^\s*\{?[-+(\s]*(?:\d{4,}|\d+\s*[\^!])|\d{4,}\)*\s*!|!\s*!|\^.*!"
+REFUSED = rf'"|(?<![_^\d])\d+\s+\.?\d|\d\)?\s*_|{LARGE}'
+
+
+def boxed(text):
+    r"""Content of the last complete \boxed{...} or \fbox{...}, braces inside it matched, or None.
+
+    >>> boxed(r"\boxed{1}, so \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    """
+    opened, last = [], (-1, None)
+    for found in re.finditer(r"(\\(?:boxed|fbox)\s*)?\{|\}|\\.", text, re.S):
+        if found[0][0] == "\\" and not found[1]:  # \{ and \} are no braces
+            continue
+        if found[0] != "}":
+            opened.append((found.start() if found[1] else -1, found.end()))
+        elif opened:
+            start, begin = opened.pop()
+            if start > last[0]:
+                last = start, text[begin : found.start()]
+    return last[1]
+
+
+def plain(formula):
+    r"""A LaTeX answer without typography, units and labels; words that are neither stay in quotes.
+
+    >>> plain(r"Total: \$1{,}250\text{ per week}."), plain(r"\text{Evelyn}"), plain(r"1 1/2")
+    ('1250', '"Evelyn"', '1\\frac{1}{2}')
+    """
+    for signs, meaning in SIGNS.items():
+        formula = re.sub(f"[{signs}]", lambda _: meaning, formula)
+    for pattern, replacement in REWRITES:
+        formula = re.sub(pattern, replacement, formula)
+    for _ in range(3):  # wrappers, from the innermost outwards
+        formula = re.sub(MATH, r" \1 ", formula)
+        formula = re.sub(TEXT, lambda found: f" {re.sub(LETTERS, QUOTED, found[1])} ", formula)
+    formula = re.sub(WORD, QUOTED, formula)
+    formula = re.sub(r'(?:,\s*)?"?' + ALONE + "(?:and|or)" + END + '"?', ",", formula)
+    for word, power in SCALES.items():
+        formula = formula.replace(f'"{word}"', rf"\times 10^{{{power}}} ")
+    formula = formula.lstrip().rstrip(ENDING)
+    if not TURNING & set(re.findall(r'"(\w+)"', formula.lower())):
+        formula = re.sub(LABELS, "", re.sub(UNITS, "", formula)).rstrip(ENDING)
+    if formula[:1] not in "([" and formula[:2] != r"\{":
+        formula = re.sub(THOUSANDS, lambda found: re.sub("[ ,]", "", found[0]), formula)
+    for pattern, replacement in NUMBERS:
+        formula = re.sub(pattern, replacement, formula)
+    return formula
+
+
+def name_of(formula):
+    """The letters of a plain answer that is a name or a choice, such as `"Evelyn"` or (C), or None."""
+    return re.sub(r"\W", "", formula).casefold() if re.fullmatch(r'[A-Za-z\s"().-]+', formula) else None
+
+
+@functools.cache
+def same(given, gold):
+    """True if two LaTeX answers say the same.
+
+    >>> same("1 1/2", r"\\frac{3}{2}"), same("52_9", "52_8"), same("5\\\\text{ cm}", "5")
+    (True, False, True)
+    """
+    if len(given) > LONGEST:
+        return False
+    given, gold = plain(given), plain(gold)
+    if given == gold:
+        return given != ""
+    if '"' in gold and name_of(gold):
+        return name_of(given) == name_of(gold)
+    based = [re.search(BASE, formula) for formula in (given, gold)]
+    if all(based):
+        return based[0].groups() == based[1].groups()
+    return not any(re.search(REFUSED, formula) for formula in (given, gold)) and ask(given, gold)
+
+
+# -------------------------------------------------------------------------- the worker of formulas
+
+LOCK = threading.Lock()
+RULES = ("basic_latex", "malformed_operators", "nits")  # the library's own rewrites that are wanted
+
+
+@functools.cache
+def worker(process_id):
+    """The worker process of this process, ready for questions. Raises RuntimeError."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, __file__], text=True, start_new_session=True, **pipes)
+    if process.stdout.readline() != "ready\n":
+        raise RuntimeError("math-verify cannot be loaded: pip install -r requirements.txt")
+    return process
+
+
+def ask(given, gold):
+    """Whether the library finds two formulas equal; False if that takes too long or too much."""
+    with LOCK:
+        process = worker(os.getpid())
+        try:
+            process.stdin.write(json.dumps([given, gold]) + "\n")
+            process.stdin.flush()
+            reply = process.stdout.readline()
+        except OSError:
+            reply = ""
+        if not reply:  # it ended itself
+            process.kill()
+            process.wait()
+            worker.cache_clear()
+    return reply == "True\n"
+
+
+def equal(given, gold):
+    """Whether math-verify finds two plain formulas equal, each read whole."""
+    from sympy import I
+    from sympy.core.function import AppliedUndef
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from math_verify import verify
+    from math_verify.grader import is_equation, take_first_relation, take_last_relation
+
+    rules = NormalizationConfig(units=False, boxed="none", **dict.fromkeys(RULES, True))
+    read = functools.partial(latex2sympy, is_real=True, normalization_config=rules)
+    said, wanted = [
+        formula.xreplace({symbol: I for symbol in formula.free_symbols if symbol.name == "i"})
+        for formula in (read(given), read(gold))
+    ]
+    if is_equation(said) and not is_equation(wanted):  # `x = 5` says 5, and `2x = 10` does not say 10
+        left, value = take_first_relation(said).lhs, take_last_relation(said).rhs
+        unknown = left.free_symbols
+        if len(unknown) == 1 and not left.is_Symbol and left.is_polynomial():
+            return False
+        if not unknown and not left.has(AppliedUndef) and not verify(value, left, timeout_seconds=None):
+            return False
+    options = {"float_rounding": 12, "allow_set_relation_comp": True, "timeout_seconds": None}
+    return verify(wanted, said, **options)
+
+
+def serve():
+    """Answer questions, one a line, until the caller is gone; a long one ends the process."""
+    import math_verify  # noqa: F401  (before the first question's seconds count)
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        try:
+            print(bool(equal(*json.loads(line))), flush=True)
+        except Exception:  # whatever the library cannot read is no equal formula
+            print(False, flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+if __name__ == "__main__":
+    serve()
