@@ -223,5 +223,140 @@ def serve():
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
+# ---------------------------------------------------------------------------------------- programs
+
+PYTHON = ("python", "python3", "python2", "py", "py3", "ipython", "pycon")  # or no name at all
+FENCE = r"([ \t]*)(`{3,}|~{3,})[ \t]*(.*)"  # its indent, itself, what stands behind it
+CODE = r"\s*((?:async def|def|class|from|import|@\w+|\w+ *= *lambda)\b.*)"
+TOKEN = r"""\"{3}|'{3}|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|\\.|#.*"""
+DEFINING = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+DEMONSTRATING = {"exit", "main", "run", "testmod", "show"}  # as in unittest.main() and plt.show()
+
+
+def open_quote(line, quote):
+    """The triple quote that is open behind a line of Python if `quote` ('' for none) was before.
+
+    >>> open_quote("def f(): '''It's f.", ""), open_quote("It's f.'''  # '''", "\'\'\'")
+    ("\'\'\'", '')
+    """
+    at = 0
+    while found := re.compile(rf"\\.|{quote}" if quote else TOKEN).search(line, at):
+        at = found.end()
+        if found[0] == quote:
+            quote = ""
+        elif not quote and found[0] in ('"""', "'''"):
+            quote = found[0]
+    return quote
+
+
+def opening(info):
+    """(language, first lines of code) of what stands behind an opening fence.
+
+    >>> opening("python title=x"), opening("{.python}"), opening("py def f(x): return x")
+    (('python', []), ('python', []), ('py', ['def f(x): return x']))
+    """
+    language, rest = re.fullmatch(r"[{.\s]*([\w+#-]*)(.*)", info).groups()
+    if code := re.fullmatch(CODE, info):
+        return "", [code[1]]
+    code = re.fullmatch(CODE, rest)
+    return language.lower(), [code[1]] if code else []
+
+
+def blocks(text):
+    """([(language, code)] of the fences in a text, the text outside of them).
+
+    A block ends at a fence on a line of its own or behind code, at the next one of Python, or with
+    the text; inside a triple-quoted string a fence is text.
+
+    >>> blocks("So:\\n```python\\nx = 1```\\nIt is 1.")
+    ([('python', 'x = 1')], 'So:\\nIt is 1.')
+    """
+    found, outside, mark, quote = [], [], "", ""
+    for line in text.split("\n"):
+        fence = re.fullmatch(FENCE, line)
+        language, first = opening(fence[3]) if fence else ("", [])
+        if fence and not quote and (not mark or language in PYTHON):
+            indent, mark, code = fence[1], fence[2], first
+            found.append((language, code))
+        elif mark:
+            code.append(line.removeprefix(indent))
+        else:
+            outside.append(line)
+        if mark and code:
+            end = code[-1].rstrip()
+            bare = end.rstrip(mark[0])
+            if end.endswith(mark) and not open_quote(bare, quote):
+                code[-1], mark, quote = bare, "", ""
+            else:
+                quote = open_quote(code[-1], quote)
+    return [(language, "\n".join(code)) for language, code in found], "\n".join(outside)
+
+
+def syntax(code):
+    """The statements of a Python text, none if it is no Python."""
+    try:
+        return ast.parse(code).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def is_idle(statement):
+    """True for what defines nothing: an assertion, or an expression such as `print(f(2))`. A setting
+    stays, as `sys.setrecursionlimit(9999)`, and so does a text."""
+    if not isinstance(statement, ast.Expr):
+        return isinstance(statement, ast.Assert)
+    call = statement.value
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        return not isinstance(call.func.value, ast.Name) or call.func.attr in DEMONSTRATING
+    return not isinstance(call, ast.Constant)
+
+
+def definitions(code):
+    """A Python text whose idle statements, and those that use what is defined only below them, are
+    replaced by `pass`.
+
+    >>> definitions("f(2)\\nn = f(3)\\ndef f(x): return x\\nassert f(1) == 2")
+    'pass\\npass\\ndef f(x): return x\\npass'
+    """
+    body, lines, place = syntax(code), code.encode().split(b"\n"), {}
+    for i, statement in enumerate(body):
+        if isinstance(statement, DEFINING):
+            place.setdefault(statement.name, i)
+    for i, statement in reversed(list(enumerate(body))):
+        inside = list(ast.walk(statement))
+        early = any(place.get(getattr(node, "id", None), -1) > i for node in inside)
+        lazy = isinstance(statement, DEFINING) or any(isinstance(n, ast.Lambda) for n in inside)
+        if is_idle(statement) or (early and not lazy):
+            first, last = statement.lineno - 1, statement.end_lineno - 1
+            head, tail = lines[first][: statement.col_offset], lines[last][statement.end_col_offset :]
+            lines[first : last + 1] = [head + b"pass" + tail]
+    return b"\n".join(lines).decode()
+
+
+def program(text):
+    """The Python program of an answer: the definitions and imports of all its Python blocks, in
+    order. Without any, the text outside of fences; where that defines nothing either, the first
+    block as it is (the body of a function, say).
+
+    >>> program("Call it:\\n```\\nf(2)\\n```\\nIt is\\n```py\\ndef f(x): return x\\n```")
+    'pass\\n\\ndef f(x): return x\\n'
+    """
+    found, outside = blocks(text.replace("\ufeff", "").replace("\u00a0", " ").replace("\r", ""))
+    python = [code for language, code in found if language in (*PYTHON, "")]
+    for code in ("\n".join(code for code in python if syntax(code)), outside):
+        if not all(isinstance(statement, (ast.Expr, ast.Assert)) for statement in syntax(code)):
+            return definitions(code)
+    named = [code for language, code in found if language in PYTHON]
+    return next((code for code in named + python if code.strip()), outside)
+
+
+def library():
+    """Name and version of the library that compares formulas. Raises RuntimeError without it."""
+    try:
+        return f"math-verify {importlib.metadata.version('math-verify')}"
+    except importlib.metadata.PackageNotFoundError:
+        raise RuntimeError("math-verify is missing: pip install -r requirements.txt") from None
+
+
 if __name__ == "__main__":
     serve()
