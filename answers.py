@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 
-SECONDS = 4  # for one comparison
+SECONDS = 2  # of processor time for one comparison
 MEMORY = 1 << 32  # bytes of the worker's address space
 LONGEST = 1000  # characters of a formula; MATH-500's longest has 57
 
@@ -30,14 +30,17 @@ LONGEST = 1000  # characters of a formula; MATH-500's longest has 57
 
 SIGNS = {"−–—": "-", "π": r"\pi ", "°": r"^\circ ", "×": r"\times ", "·⋅": r"\cdot "}
 SIGNS |= {"∞": r"\infty ", "∪": r"\cup ", "≤": r"\le ", "≥": r"\ge ", "±": r"\pm "}
-SIGNS |= {"²": "^2", "³": "^3", "\u00a0\u202f\u2009\n\t": " "}
+SIGNS |= {"⁄∕": "/", "½": r"\frac12", "¼": r"\frac14", "¾": r"\frac34"}
+SIGNS |= {"\u00a0\u202f\u2009\n\t": " "}
+SIGNS |= {sign: f"^{n}" for n, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+SIGNS |= {sign: f"_{n}" for n, sign in enumerate("₀₁₂₃₄₅₆₇₈₉")}
 ALONE = r"(?<![\\A-Za-z])"  # before a word that is no command and no end of a longer word
 END = r"(?![A-Za-z])"
 TEXT = r"\\(?:text(?:rm|bf|it|normal)?|mbox)\s*\{([^{}]*)\}"
 # (pattern, replacement), in this order; none changes what the answer says
 REWRITES = [
     (r"\\\\\s*\[[\d.]+[a-z]+\]", r"\\\\ "),
-    (r"(?<!\\)\\[()\[\]!]\s*|\\?[$%€£¥¢]|\\(?:cent|textcent|textdollar|pounds|euro)" + END, ""),
+    (r"(?<!\\)\\[()\[\]!]\s*|\\?[$%€£¥¢]|\\(?:(?:text)?cent|textdollar|pounds)" + END, ""),
     (r"(?<!\\)\\[,;: ]|~|\\(?:q?quad|left|right|[bB]igg?[lr]?)" + END, " "),
     (r"\\(?:displaystyle|textstyle|[lL]arge|bf|rm)" + END + r"|\\(?:text)?color\s*\{\w*\}", ""),
     (r"(?:\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree" + END + r")(?:\s*[CF]" + END + ")?", ""),
@@ -48,23 +51,24 @@ REWRITES = [
     (r"\(\s*\\begin\{(?:array|matrix)\}(?:\{[clr]+\})?(.*?)\\end\{(?:array|matrix)\}\s*\)",
      r"\\begin{pmatrix}\1\\end{pmatrix}"),
     (r"\\\\\s*\\end", r"\\end"),
-    (r"√\s*(\d+|\w)", r"\\sqrt{\1}"),
+    (r"√\s*(?:\(([^()]*)\)|(\d+|\w))", r"\\sqrt{\1\2}"),
     (r"\{([^{}]*)\\over" + END + r"([^{}]*)\}", r"\\frac{\1}{\2}"),
     (ALONE + "pi" + END, r"\\pi "),
     (r"_\{\s*(" + TEXT + r")\s*\}", r" \1"),
 ]  # fmt: skip
 MATH = r"\\(?:math(?:rm|bf|it|sf)|boldsymbol|operatorname|underline)\s*\{([^{}]*)\}"
 # A word that is a unit, a label or a name rather than a product of variables: what stands in
-# \text{}, four letters or more, three behind a space, a known short one; no function, no points ABC.
+# \text{}, four letters or more, three behind a space, a known short one; no function, no angle ABC.
 SHORT = r"ft|in|cm|mm|km|kg|mg|mph|lbs?|oz|hrs?|mi|yds?|m[Ll]|pts|sq|cu|is|USD?|Rs|(?<=\s)[mgsLh]"
 FUNCTION = r"(?:arc)?(?:sin|cos|tan|cot|sec|csc|log|exp|sqrt|lcm|gcd|det)[a-z]?"
-LONG = rf"(?!(?:{FUNCTION}|[A-Z]+){END})(?:[A-Za-z]{{4,}}|(?:(?<=^)|(?<=[\s/]))[A-Za-z]{{3}})"
+LITTLE = "(?:(?<=^)|(?<=[\\s/]))(?:[A-Za-z]{3}|of|an|by|on|at|[ap]m)"
+LONG = rf"(?!(?:{FUNCTION}|[A-Z]+){END})(?:[A-Za-z]{{4,}}|{LITTLE})"
 WORD = rf'(?<!")(?<!\\begin{{)(?<!\\end{{){ALONE}(?:{SHORT}|{LONG}){END}'
 UNITS = r'(?<=[\w})\]])\s*(?:"\w+"(?: ?[\^_]\{?-?\w\}?)?(?:/\w(?!\w))?[\s/.-]*)+$'
 LETTERS, QUOTED = r'(?<!["\\A-Za-z])[A-Za-z]+(?!["A-Za-z])', r'"\g<0>"'
 ENDING = " .,;:\\"  # what may follow an answer
-LABELS = r'^\s*(?:"\w+"\.?[\s:]*)+(?=[^\s"])'
-TURNING = set("negative minus not least most than less more half over under times plus dozen".split())
+LABELS = r'^(?:"\w+"\.?\s*)+(?:[:=]+|(?=[^\s":=)]))'
+TURNING = "negative minus not least most than less more half over under times plus dozen".split()
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # Numbers: mixed ones, powers of ten, products without a sign; thousands where commas part nothing.
 THOUSANDS = r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])|(?<![\d.])\d{1,3}(?: \d{3})+(?!\s*\d)"
@@ -116,8 +120,9 @@ def plain(formula):
     for word, power in SCALES.items():
         formula = formula.replace(f'"{word}"', rf"\times 10^{{{power}}} ")
     formula = formula.lstrip().rstrip(ENDING)
-    if not TURNING & set(re.findall(r'"(\w+)"', formula.lower())):
-        formula = re.sub(LABELS, "", re.sub(UNITS, "", formula)).rstrip(ENDING)
+    if not set(TURNING) & set(re.findall(r'"(\w+)"', formula.lower())):
+        formula = re.sub(LABELS, "", re.sub(UNITS, "", formula))
+    formula = formula.lstrip(" :=").rstrip(ENDING)
     if formula[:1] not in "([" and formula[:2] != r"\{":
         formula = re.sub(THOUSANDS, lambda found: re.sub("[ ,]", "", found[0]), formula)
     for pattern, replacement in NUMBERS:
@@ -126,8 +131,9 @@ def plain(formula):
 
 
 def name_of(formula):
-    """The letters of a plain answer that is a name or a choice, such as `"Evelyn"` or (C), or None."""
-    return re.sub(r"\W", "", formula).casefold() if re.fullmatch(r'[A-Za-z\s"().-]+', formula) else None
+    """The letters of a plain answer that is a name or a choice, as `"Evelyn"` or (C), else ''."""
+    is_name = re.fullmatch(r'[A-Za-z\s"().-]+', formula)
+    return re.sub(r"\W", "", formula).casefold() if is_name else ""
 
 
 @functools.cache
@@ -160,7 +166,8 @@ RULES = ("basic_latex", "malformed_operators", "nits")  # the library's own rewr
 def worker(process_id):
     """The worker process of this process, ready for questions. Raises RuntimeError."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([sys.executable, __file__], text=True, start_new_session=True, **pipes)
+    command = [sys.executable, __file__]
+    process = subprocess.Popen(command, text=True, start_new_session=True, **pipes)
     if process.stdout.readline() != "ready\n":
         raise RuntimeError("math-verify cannot be loaded: pip install -r requirements.txt")
     return process
@@ -197,15 +204,15 @@ def equal(given, gold):
         formula.xreplace({symbol: I for symbol in formula.free_symbols if symbol.name == "i"})
         for formula in (read(given), read(gold))
     ]
-    if is_equation(said) and not is_equation(wanted):  # `x = 5` says 5, and `2x = 10` does not say 10
+    equals = functools.partial(verify, float_rounding=12, timeout_seconds=None)
+    if is_equation(said) and not is_equation(wanted):  # `x = 5` says 5, `2x = 10` does not say 10
         left, value = take_first_relation(said).lhs, take_last_relation(said).rhs
         unknown = left.free_symbols
         if len(unknown) == 1 and not left.is_Symbol and left.is_polynomial():
             return False
-        if not unknown and not left.has(AppliedUndef) and not verify(value, left, timeout_seconds=None):
+        if not unknown and not left.has(AppliedUndef) and not equals(value, left):
             return False
-    options = {"float_rounding": 12, "allow_set_relation_comp": True, "timeout_seconds": None}
-    return verify(wanted, said, **options)
+    return equals(wanted, said, allow_set_relation_comp=True)
 
 
 def serve():
@@ -301,8 +308,8 @@ def syntax(code):
 
 
 def is_idle(statement):
-    """True for what defines nothing: an assertion, or an expression such as `print(f(2))`. A setting
-    stays, as `sys.setrecursionlimit(9999)`, and so does a text."""
+    """True for what defines nothing: an assertion, or an expression such as `print(f(2))`. A
+    setting stays, as `sys.setrecursionlimit(9999)`, and so does a text."""
     if not isinstance(statement, ast.Expr):
         return isinstance(statement, ast.Assert)
     call = statement.value
@@ -328,7 +335,8 @@ def definitions(code):
         lazy = isinstance(statement, DEFINING) or any(isinstance(n, ast.Lambda) for n in inside)
         if is_idle(statement) or (early and not lazy):
             first, last = statement.lineno - 1, statement.end_lineno - 1
-            head, tail = lines[first][: statement.col_offset], lines[last][statement.end_col_offset :]
+            head = lines[first][: statement.col_offset]
+            tail = lines[last][statement.end_col_offset :]
             lines[first : last + 1] = [head + b"pass" + tail]
     return b"\n".join(lines).decode()
 

@@ -34,7 +34,7 @@ class Tests:
     tests: str
 
 
-# ------------------------------------------------------------------------ whitelisted programs of `code`
+# ------------------------------------------------------------------ whitelisted programs of `code`
 
 SAFE_NODES = (
     ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AugAssign,
@@ -92,11 +92,11 @@ def run_program(program, name, inputs, seconds=4):
 # -------------------------------------------------------------------------- any program, confined
 
 # Three processes. The tester runs the benchmark's tests and says "passed" on its standard output.
-# The program runs in another, which answers calls of its functions through two pipes: it never holds
-# the tests, the expected values or the tester's output, so nothing that it does to its interpreter
-# can make a test pass. Between them a keeper, the first of its own process ids, waits for its end or
-# the deadline: when it ends, the kernel ends the program. The tester has a deadline too, so that
-# nothing outlives a caller that was killed.
+# The program runs in another, which answers calls of its functions through two pipes: it never
+# holds the tests, the expected values or the tester's output, so nothing that it does to its
+# interpreter can make a test pass. The keeper between them, the first of its own process ids, waits
+# for the tester's end or its deadline: when the keeper ends, the kernel ends the program. The
+# tester has a deadline too, so that nothing outlives a caller that was killed.
 HARNESS = r"""
 import collections, ctypes, marshal, os, resource, select, signal, struct, sys, types
 
@@ -105,17 +105,17 @@ ROOT = os.getuid() == 0
 LIBRARY = os.path.dirname(os.__file__)
 MOUNTS, NETWORK, PROCESSES = 1 << 17, 1 << 30, 1 << 29  # CLONE_NEW* of <linux/sched.h>
 IPC, USER = 1 << 27, 1 << 28
-REFUSED = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system",
-           "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink",
-           "os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr", "shutil.",
-           "signal.pthread_kill", "pty.", "ctypes.")
+REFUSED = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn",
+           "os.system", "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link",
+           "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr",
+           "shutil.", "signal.pthread_kill", "pty.", "ctypes.")
+MODULES = {"Decimal": "decimal", "Fraction": "fractions"}  # imported only where one crosses
 LEAVES = (bool, int, float, complex, str, bytes, bytearray)
 KINDS = {
     "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict, "range": range,
     "deque": collections.deque, "dict_keys": lambda items: dict.fromkeys(items).keys(),
     "dict_values": lambda items: dict(enumerate(items)).values(),
-    "dict_items": lambda items: dict(items).items(), "Decimal": None, "Fraction": None,
-    "iterator": iter,
+    "dict_items": lambda items: dict(items).items(), "iterator": iter, **MODULES,
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 READABLE = [LIBRARY, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null",
@@ -154,7 +154,7 @@ def own_proc():  # a /proc with the keeper and the program only, or none: no com
         libc.mount(b"none", b"/proc", b"tmpfs", ctypes.c_ulong(0), None)
 
 
-def keep_library():  # importable also where another user may not go, as below /root: by an open folder
+def keep_library():  # to be imported also where another user may not go: by an open folder
     opened = f"/proc/self/fd/{os.open(LIBRARY, os.O_RDONLY)}"
     sys.path[:] = [path.replace(LIBRARY, opened) for path in sys.path]
     for module in list(sys.modules.values()):
@@ -213,7 +213,7 @@ def pack(value):  # (kind, content) that marshal can carry and that compares as 
             return "", kind(value)
     names = [kind.__name__ for kind in type(value).__mro__]
     kind = next((kind for kind in KINDS if kind in names), None)
-    if kind in ("Decimal", "Fraction"):
+    if kind in MODULES:
         return kind, str(value)
     if kind == "range":
         return kind, (value.start, value.stop, value.step)
@@ -226,8 +226,8 @@ def pack(value):  # (kind, content) that marshal can carry and that compares as 
 
 def unpack(packed):
     kind, content = packed
-    if kind in ("Decimal", "Fraction"):
-        return getattr(__import__({"Decimal": "decimal", "Fraction": "fractions"}[kind]), kind)(content)
+    if kind in MODULES:
+        return getattr(__import__(MODULES[kind]), kind)(content)
     if kind == "dict":
         return {unpack(key): unpack(item) for key, item in content}
     if kind in ("", "range"):
@@ -332,7 +332,7 @@ def passes(tests, program, seconds=10):
 
     Arguments and results cross as plain values, numbers of `decimal` and `fractions` and views of
     dicts among them. Tests that hand over functions or objects of the program's own classes fail
-    (one of the 500 of full MBPP, none of the other sets), and so does a program that starts threads.
+    (one of the 500 of full MBPP, none of the other sets), and so does a program with threads.
     """
     job = marshal.dumps((tests.setup, tests.names, tests.tests, sources(tests, program)))
     uid = 61184 + 2 * (os.getpid() % 2000)  # of the range that systemd keeps for passing users
@@ -366,10 +366,10 @@ def sources(tests, program):
 
 @functools.cache
 def check_confinement():
-    """RuntimeError unless a program can be run, and fail, as `passes` promises; a caller asks before long work."""
-    right = Tests("", ("f",), "assert f(1) == [2]")
-    if not passes(right, "import math\ndef f(x): return [x + 1]") or passes(right, "def f(x): return [x]"):
+    """RuntimeError unless a program can be run, and fail, as `passes` promises: to be asked before
+    long work."""
+    tests = Tests("", ("f",), "assert f(1) == [2]")
+    right = passes(tests, "import math\ndef f(x): return [x + 1]")
+    if not right or passes(tests, "def f(x): return [x]"):
         message = "this needs Linux and, for root, the right to become another user"
-        raise RuntimeError(
-            f"programs cannot be confined here: {message}; choose tasks that need none"
-        )
+        raise RuntimeError(f"programs cannot be confined here: {message}; choose other tasks")

@@ -1,42 +1,36 @@
 """Prompts and scoring: two embedded tasks, generated here, and four public benchmarks from files.
 
-  arithmetic   a story with two or three small operations, answered by written-out steps and
-               `#### n` (as GSM8K)
-  code         "Write a function f(xs) that returns ...", answered by a Python function, scored by
-               running it (as MBPP)
+  arithmetic   a story with two or three operations, answered step by step and `#### n` (as GSM8K)
+  code         "Write a function f(xs) that returns ...", scored by running it (as MBPP)
   gsm8k        grade-school stories (Cobbe et al. 2021), the number in the last \\boxed{}
-  math500      500 problems of MATH (Hendrycks et al. 2021; Lightman et al. 2023), the formula in
-               the last \\boxed{}
+  math500      500 problems of MATH (Hendrycks et al. 2021; Lightman et al. 2023), the formula there
   humaneval    functions to complete (Chen et al. 2021), scored by running them
   mbpp         functions to write (Austin et al. 2021), test ids 11 to 510, scored by running them
 
 Every embedded problem has a content: the operands and operations, without names and phrasing. A
-hash of the content decides whether the problem belongs to `train` or `test`, so no test content is
-ever trained on. Sentences have a usual form, used with probability .7, and others: a rigid template
+hash of it decides whether the problem belongs to `train` or `test`, so no test content is ever
+trained on. Sentences have a usual form, used with probability .7, and others: a rigid template
 would make the commit order dull. The benchmarks are evaluated only ('test'), zero-shot; their rows
 come from a local file or are downloaded.
 
-What this file leaves out: reading answers (answers.py), running programs (sandbox.py), few-shot
-prompts, the enlarged tests of EvalPlus, sampling several answers (pass@k), and a cache of downloads
-(the files have less than 1 MB; keep one and give its path instead).
+What this file leaves out: reading files (datafiles.py) and answers (answers.py), running programs
+(sandbox.py), few-shot prompts, the enlarged tests of EvalPlus, several answers a prompt (pass@k).
 
     python tasks.py            # print a few problems of each embedded task
 """
 
-import gzip
 import hashlib
-import http.client
-import json
 import math
+import operator
 import random
 import re
 import sys
-import urllib.request
 from dataclasses import dataclass
 from fractions import Fraction
 
 import answers
 import command
+import datafiles
 import sandbox
 
 TASKS = ("arithmetic", "code")
@@ -83,6 +77,7 @@ def vary(rng, *forms):
 
 # ------------------------------------------------------------------------------------- arithmetic
 
+RESULT = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 # What a step may be called, the forms of the prompt's sentence, and those of the answer's line.
 STORY = {
     "boxes": (
@@ -110,15 +105,6 @@ STORY = {
 }  # fmt: skip
 
 
-def calculate(op, a, b):
-    """The result of one operation of a story.
-
-    >>> calculate("*", 3, 4)
-    12
-    """
-    return {"+": a + b, "-": a - b, "*": a * b}[op]
-
-
 def draw_steps(rng):
     """Two or three operations [(op, a, b, result)], each starting from the last result, all values
     in 1..LARGEST."""
@@ -131,7 +117,7 @@ def draw_steps(rng):
         op, b = rng.choice("+-"), rng.randint(2, 9)
         if steps and value <= LARGEST // 2 and rng.random() < 0.12:
             op, b = "*", 2
-        result = calculate(op, value, b)
+        result = RESULT[op](value, b)
         if 1 <= result <= LARGEST:
             steps.append((op, value, b, result))
             value = result
@@ -186,7 +172,7 @@ def drill(rng):
                 a, b = rng.randint(2, LARGEST // 2), 2
         else:
             a, b = rng.randint(1, LARGEST), rng.randint(2, 9)
-        result = calculate(op, a, b)
+        result = RESULT[op](a, b)
         if 1 <= result <= LARGEST:
             sums.append((f"{a} {op} {b}", result))
     prompt = "Work out " + ", ".join(text for text, _ in sums[:-1]) + f" and {sums[-1][0]}."
@@ -209,15 +195,17 @@ MAPS = [
     ("doubles of the {0}", "2 * {x}", "double each one"),
     ("absolute values of the {0}", "abs({x})", "drop the sign of each one"),
 ]
-MAPS += [(f"{{0}}, each increased by {k},", f"{{x}} + {k}", f"increase each one by {k}") for k in DIGITS]
-MAPS += [(f"{{0}}, each reduced by {k},", f"{{x}} - {k}", f"reduce each one by {k}") for k in DIGITS]
-MAPS += [(f"{{0}}, each multiplied by {k},", f"{{x}} * {k}", f"multiply each one by {k}") for k in DIGITS[2:]]
-REDUCES = {  # name: (noun, verb, the loop's start, its update)
-    "sum": ("the sum of the {0}", "add them up", "0", "{r} += {value}"),
-    "product": ("the product of the {0}", "multiply them all", "1", "{r} *= {value}"),
-    "list": ("a list of the {0}", "collect them in a list", "[]", "{r}.append({value})"),
-    "count": ("how many {0} there are", "count them", "0", "{r} += 1"),
-}
+BY = "{{0}}, each {} by {},".format
+MAPS += [(BY("increased", k), f"{{x}} + {k}", f"increase each one by {k}") for k in DIGITS]
+MAPS += [(BY("reduced", k), f"{{x}} - {k}", f"reduce each one by {k}") for k in DIGITS]
+MAPS += [(BY("multiplied", k), f"{{x}} * {k}", f"multiply each one by {k}") for k in DIGITS[2:]]
+REDUCES = {  # name: (noun, verb, the loop's start, its update, what follows a comprehension)
+    "sum": ("the sum of the {0}", "add them up", "0", "{r} += {value}", ["{r} = sum(kept)"]),
+    "product": ("the product of the {0}", "multiply them all", "1", "{r} *= {value}",
+                ["{r} = 1", "for k in kept:", "    {r} *= k"]),
+    "list": ("a list of the {0}", "collect them in a list", "[]", "{r}.append({value})", []),
+    "count": ("how many {0} there are", "count them", "0", "{r} += 1", ["{r} = len(kept)"]),
+}  # fmt: skip
 POSTS = [("", "{r}", "")]
 POSTS += [(f", plus {k}", f"{{r}} + {k}", f" and add {k}") for k in DIGITS]
 POSTS += [(f", minus {k}", f"{{r}} - {k}", f" and subtract {k}") for k in DIGITS]
@@ -226,20 +214,17 @@ POSTS += [(f", times {k}", f"{{r}} * {k}", f" and multiply by {k}") for k in DIG
 
 def loop_body(arg, x, r, test, value, reduce):
     """The function's body as a loop, but for its return."""
-    _, _, start, update = REDUCES[reduce]
+    _, _, start, update, _ = REDUCES[reduce]
     update = update.format(r=r, value=value)
-    body = [f"    if {test}:", f"        {update}"] if test else [f"    {update}"]
-    return [f"{r} = {start}", f"for {x} in {arg}:", *body]
+    inner = [f"    if {test}:", f"        {update}"] if test else [f"    {update}"]
+    return [f"{r} = {start}", f"for {x} in {arg}:", *inner]
 
 
 def comprehension_body(arg, x, r, test, value, reduce):
-    """The function's body with a comprehension, but for its return; a product needs a loop."""
-    kept = f"[{value} for {x} in {arg}" + (f" if {test}]" if test else "]")
-    if reduce == "list":
-        return [f"{r} = {kept}"]
-    if reduce == "product":
-        return [f"kept = {kept}", f"{r} = 1", "for k in kept:", f"    {r} *= k"]
-    return [f"kept = {kept}", f"{r} = {'len' if reduce == 'count' else 'sum'}(kept)"]
+    """The function's body with a comprehension, but for its return."""
+    rest = [line.format(r=r) for line in REDUCES[reduce][4]]
+    condition = f" if {test}" if test else ""
+    return [f"{'kept' if rest else r} = [{value} for {x} in {arg}{condition}]", *rest]
 
 
 def code(rng):
@@ -288,21 +273,6 @@ GENERATORS = {"arithmetic": arithmetic, "code": code, "drill": drill}
 
 # ------------------------------------------------------------------------------------- benchmarks
 
-# Where the rows are published as text. The hub's copies of all but MATH-500 are parquet files,
-# which would need another package: those three come from their authors' repositories.
-AUTHORS = "https://raw.githubusercontent.com/"
-SOURCES = {
-    "gsm8k": AUTHORS + "openai/grade-school-math/master/grade_school_math/data/test.jsonl",
-    "math500": "https://huggingface.co/datasets/HuggingFaceH4/MATH-500/resolve/main/test.jsonl",
-    "humaneval": AUTHORS + "openai/human-eval/master/data/HumanEval.jsonl.gz",
-    "mbpp": AUTHORS + "google-research/google-research/master/mbpp/sanitized-mbpp.json",
-}
-FIELDS = {
-    "gsm8k": {"question": str, "answer": str},
-    "math500": {"problem": str, "solution": str, "answer": str},
-    "humaneval": dict.fromkeys("task_id prompt entry_point canonical_solution test".split(), str),
-    "mbpp": {"task_id": int, "code": str, "test_list": list},
-}
 BOXED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
 COMPLETE = (
     "Read the following function signature and docstring, and fully implement the function "
@@ -314,56 +284,6 @@ WRITE = (
     " You should submit your final solution in the following format: ```python\n\n```"
 )
 MBPP_TEST = range(11, 511)  # task ids of the test split
-
-
-def file_bytes(task, data):
-    """The bytes of the file `data`, or of the authors' file if `data` is None. Raises
-    FileNotFoundError that says what to do."""
-    try:
-        if data is not None:
-            command.check_regular(data)
-            with open(data, "rb") as file:
-                return file.read()
-        with urllib.request.urlopen(SOURCES[task], timeout=30) as reply:
-            return reply.read()
-    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-        why = getattr(error, "strerror", None) or getattr(error, "reason", None) or error
-    if data is not None:
-        message = f"the rows of {task} cannot be read from {data!r} ({why}): give the authors' file"
-    else:
-        message = f"{task} cannot be downloaded from {SOURCES[task]} ({why}): give that file"
-    raise FileNotFoundError(f"{message} with --data FILE")
-
-
-def file_rows(task, data):
-    """[row dict] of a JSON-lines file (gzipped or not) or of a JSON list, each with the fields that
-    `task` needs. Raises ValueError that names the file and the first row that is broken."""
-    name, content = repr(data or SOURCES[task]), file_bytes(task, data)
-    try:
-        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-        text = content.decode("utf-8-sig")
-        listed = text.lstrip().startswith("[")
-        lines = map(json.dumps, json.loads(text)) if listed else text.split("\n")
-    except (OSError, EOFError, ValueError, RecursionError):
-        message = f"{name} is no text of JSON rows: give the authors' file of {task}"
-        raise ValueError(message) from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            message = f"row {number} of {name} is not JSON: the file is cut or of another kind"
-            raise ValueError(message) from None
-        for field, kind in FIELDS[task].items():
-            if not isinstance(row, dict) or not isinstance(row.get(field), kind):
-                message = f"row {number} of {name} has no {field!r}"
-                raise ValueError(f"{message}, so this is not a file of {task}")
-        rows.append(row)
-    if not rows:
-        raise ValueError(f"{name} has no rows: give the authors' file of {task}")
-    return rows
 
 
 def gsm8k(row, place):
@@ -417,10 +337,12 @@ def benchmark_problems(task, split, n, seed, data):
     if split != "test":
         message = f"{task} is used for evaluation only: ask for its 'test' problems, not {split!r}"
         raise ValueError(message)
-    rows = [row for row in file_rows(task, data) if task != "mbpp" or row["task_id"] in MBPP_TEST]
+    rows = datafiles.rows(task, data)
+    if task == "mbpp":
+        rows = [row for row in rows if row["task_id"] in MBPP_TEST]
     if not 1 <= n <= len(rows):
-        has = f"it has {len(rows)}, ask for 1 to {len(rows)}"
-        raise ValueError(f"{n} problems of {task} asked for: {has}")
+        ask = f"it has {len(rows)}, ask for 1 to {len(rows)}"
+        raise ValueError(f"{n} problems of {task} asked for: {ask}")
     places = sorted(random.Random(f"{task} {seed}").sample(range(len(rows)), n))
     return [READERS[task](rows[place], place) for place in places]
 
@@ -436,12 +358,9 @@ def problems(task, split, n, seed=0, data=None):
     if task in BENCHMARKS:
         return benchmark_problems(task, split, n, seed, data)
     if task not in GENERATORS:
-        known = ", ".join(TASKS + BENCHMARKS)
-        raise ValueError(f"unknown task {task!r}: choose from {known}")
+        raise ValueError(f"unknown task {task!r}: choose from {', '.join(TASKS + BENCHMARKS)}")
     if data is not None:
-        known = ", ".join(BENCHMARKS)
-        message = f"{task} is generated and takes no file"
-        raise ValueError(f"{message}: leave --data out or choose {known}")
+        raise ValueError(f"{task} is generated and takes no file: leave --data out")
     if not 1 <= n <= MOST:
         raise ValueError(f"{n} problems asked for: ask for 1 to {MOST}")
     rng, seen, found = random.Random(f"{task} {split} {seed}"), set(), []
@@ -454,6 +373,8 @@ def problems(task, split, n, seed=0, data=None):
 
 
 # ---------------------------------------------------------------------------------------- scoring
+
+scorer = answers.library  # () -> a short text: a run that goes on under another would mix two
 
 
 def score(problem, text, allow_code=False):
@@ -479,12 +400,6 @@ def score(problem, text, allow_code=False):
     name, pairs = problem.gold
     inputs, outputs = zip(*pairs)
     return fence is not None and sandbox.run_program(fence[1], name, inputs) == list(outputs)
-
-
-def scorer():
-    """What decides whether answers are right, beside this project's code: a run that goes on under
-    another scorer would mix two."""
-    return answers.library()
 
 
 def main(argv=None):
