@@ -7,7 +7,8 @@ put right (`1 1/2`, `1,250` inside a fraction, `2(3)`) or refused (`10 30`, whic
 An answer is parsed whole or is wrong; nothing is accepted for a part of it.
 
 What this file leaves out: decimals that are only near (0.33 is not 1/3), which unit it is (5 cm is
-5 m), numbers in words, programs in prose without a fence; running programs is sandbox.py's.
+5 m, and 18% is 18, as in MATH's own answers), numbers in words, programs in prose without a fence;
+running programs is sandbox.py's.
 """
 
 import ast
