@@ -1,11 +1,11 @@
-"""The only place where programs that a model wrote are run: whitelisted ones of the embedded task, and any, confined.
+"""The only place where programs that a model wrote are run: whitelisted ones, and any, confined.
 
-A program of the embedded task `code` runs only if its syntax tree stays inside a small whitelist (no import, no
-attribute but `append`, no name from outside), and then in a child process with limits on time, memory and output.
-Programs written for HumanEval and MBPP may hold anything: they run as `passes` describes, and only if the user allowed
-it.
+A program of the embedded task `code` runs only if its syntax tree stays inside a small whitelist
+(no import, no attribute but `append`, no name from outside), and then in a child process with
+limits on time, memory and output. Programs written for HumanEval and MBPP may hold anything: they
+run as `passes` describes, and only if the user allowed it.
 
-What this file leaves out: prompts, and finding the program in an answer (tasks.py).
+What this file leaves out: prompts (tasks.py), and finding the program in an answer (answers.py).
 """
 
 import ast
@@ -25,45 +25,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Tests:
-    """What a program must pass: `setup` is run first, both for the program and for the tests (HumanEval: the prompt);
-    `tests` is Python source that calls the functions `names` of the program and raises if one of them is wrong."""
+    """What a program must pass: `setup` is run first, both for the program and for the tests
+    (HumanEval: the prompt); `tests` is Python source that calls the functions `names` of the
+    program and raises if one of them is wrong."""
 
     setup: str
     names: tuple
     tests: str
 
 
-# ------------------------------------------------------------------------ whitelisted programs of `code`
+# ------------------------------------------------------------------ whitelisted programs of `code`
 
 SAFE_NODES = (
-    ast.Module,
-    ast.FunctionDef,
-    ast.arguments,
-    ast.arg,
-    ast.Return,
-    ast.Assign,
-    ast.AugAssign,
-    ast.For,
-    ast.If,
-    ast.Expr,
-    ast.Compare,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.BoolOp,
-    ast.Call,
-    ast.Name,
-    ast.Constant,
-    ast.List,
-    ast.ListComp,
-    ast.comprehension,
-    ast.Attribute,
-    ast.Load,
-    ast.Store,
-    ast.operator,
-    ast.unaryop,
-    ast.boolop,
-    ast.cmpop,
-)
+    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Return, ast.Assign, ast.AugAssign,
+    ast.For, ast.If, ast.Expr, ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Call, ast.Name,
+    ast.Constant, ast.List, ast.ListComp, ast.comprehension, ast.Attribute, ast.Load, ast.Store,
+    ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
 SAFE_CALLS = {"sum", "len", "abs", "max", "min", "sorted", "range"}
 RUNNER = """
 import json, resource, sys
@@ -85,107 +63,177 @@ def is_safe(program):
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     for node in ast.walk(tree):
-        if not isinstance(node, SAFE_NODES) or (isinstance(node, ast.FunctionDef) and node.decorator_list):
+        if not isinstance(node, SAFE_NODES):
+            return False
+        if isinstance(node, ast.FunctionDef) and node.decorator_list:
             return False
         if isinstance(node, ast.Attribute) and node.attr != "append":
             return False
-        if (
-            isinstance(node, ast.Call)
-            and not isinstance(node.func, ast.Attribute)
-            and getattr(node.func, "id", None) not in SAFE_CALLS
-        ):
-            return False
+        if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+            if getattr(node.func, "id", None) not in SAFE_CALLS:
+                return False
     return True
 
 
 def run_program(program, name, inputs, seconds=4):
-    """Outputs of `name` on `inputs` from a limited child process, or None if it is unsafe, fails or takes too long."""
+    """Outputs of `name` on `inputs` from a limited child process, or None if the program is unsafe,
+    fails or takes too long."""
     if not is_safe(program):
         return None
+    command = [sys.executable, "-I", "-S", "-c", RUNNER % (sorted(SAFE_CALLS),)]
+    job = json.dumps([program, name, inputs])
     try:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", RUNNER % (sorted(SAFE_CALLS),)],
-            capture_output=True,
-            input=json.dumps([program, name, inputs]),
-            text=True,
-            timeout=seconds,
-        )
+        done = subprocess.run(command, capture_output=True, input=job, text=True, timeout=seconds)
         return json.loads(done.stdout) if done.returncode == 0 else None
-    except (subprocess.TimeoutExpired, json.JSONDecodeError, RecursionError):
+    except (subprocess.TimeoutExpired, ValueError, RecursionError):
         return None
 
 
-# ---------------------------------------------------------------------------------- any program, confined
+# -------------------------------------------------------------------------- any program, confined
 
-# Two processes. The tester runs the benchmark's tests and says "passed" on its standard output. Its child runs the
-# program and answers calls of its functions through two pipes: it never holds the tests, the expected values or the
-# tester's output, so nothing that it does to its own interpreter can make a test pass.
+# Three processes. The tester runs the benchmark's tests and says "passed" on its standard output.
+# The program runs in another, which answers calls of its functions through two pipes: it never
+# holds the tests, the expected values or the tester's output, so nothing that it does to its
+# interpreter can make a test pass. The keeper between them, the first of its own process ids, waits
+# for the tester's end or its deadline: when the keeper ends, the kernel ends the program. The
+# tester has a deadline too, so that nothing outlives a caller that was killed.
 HARNESS = r"""
-import ctypes, marshal, os, resource, sys, types
+import collections, ctypes, marshal, os, resource, select, signal, struct, sys, types
 
 libc = ctypes.CDLL(None, use_errno=True)
 ROOT = os.getuid() == 0
-NETWORK, PROCESSES, IPC, USER = 1 << 30, 1 << 29, 1 << 27, 1 << 28  # CLONE_NEW* of <linux/sched.h>
-REFUSED = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.kill",
-           "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
-           "os.chown", "os.utime", "os.setxattr", "shutil.", "signal.pthread_kill", "pty.", "ctypes.")
-KINDS = (dict, list, tuple, set, frozenset, str, int, float, bytes, bytearray)
+LIBRARY = os.path.dirname(os.__file__)
+MOUNTS, NETWORK, PROCESSES = 1 << 17, 1 << 30, 1 << 29  # CLONE_NEW* of <linux/sched.h>
+IPC, USER = 1 << 27, 1 << 28
+REFUSED = ("socket.", "subprocess.", "os.fork", "os.exec", "os.posix_spawn", "os.spawn",
+           "os.system", "os.kill", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link",
+           "os.symlink", "os.truncate", "os.chmod", "os.chown", "os.utime", "os.setxattr",
+           "shutil.", "signal.pthread_kill", "pty.", "ctypes.")
+MODULES = {"Decimal": "decimal", "Fraction": "fractions"}  # imported only where one crosses
+LEAVES = (bool, int, float, complex, str, bytes, bytearray)
+KINDS = {
+    "list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict, "range": range,
+    "deque": collections.deque, "dict_keys": lambda items: dict.fromkeys(items).keys(),
+    "dict_values": lambda items: dict(enumerate(items)).values(),
+    "dict_items": lambda items: dict(items).items(), "iterator": iter, **MODULES,
+}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+READABLE = [LIBRARY, "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/dev/null",
+            "/dev/urandom", "/usr/share/zoneinfo", os.path.join(sys.base_prefix, "lib")]
+# Refused to the program by the kernel (numbers of <asm/unistd.h>): socket socketpair shmget semget
+# msgget mq_open memfd_create ptrace process_vm_readv process_vm_writev io_uring_setup unshare setns
+# setsid setpgid prctl.
+CALLS = {
+    "x86_64": (0xC000003E, (41, 53, 29, 64, 68, 240, 319, 101, 310, 311, 425, 272, 308, 112, 109,
+                            157)),
+    "aarch64": (0xC00000B7, (198, 199, 194, 190, 186, 180, 279, 117, 270, 271, 425, 97, 268, 157,
+                             154, 167)),
+}
 
 
-def refuse(event, args, refused=REFUSED, writing=WRITING):
-    if event.startswith(refused) or (event == "open" and args[2] & writing):
-        raise PermissionError(event)
+def watch(refused, writing, readable, path_of, whole):
+    def refuse(event, args):
+        if event.startswith(refused) or (event == "open" and args[2] & writing):
+            raise PermissionError(event)
+        if event == "open" and not isinstance(args[0], int):
+            if not whole(path_of(args[0])).startswith(readable):
+                raise PermissionError(event)
+    return refuse
 
 
-def isolate():  # an own network and own process ids for the children, where the kernel lets us
+def isolate():  # an own network, IPC and, for the children, process ids, where that can be had
     if libc.unshare(NETWORK | PROCESSES | IPC) != 0 and not ROOT:
         libc.unshare(NETWORK | PROCESSES | IPC | USER)
 
 
-def keep_library():  # importable also where another user may not go, as below /root: reached by an open folder
-    library = os.path.dirname(os.__file__)
-    opened = f"/proc/self/fd/{os.open(library, os.O_RDONLY)}"
-    sys.path[:] = [path.replace(library, opened) for path in sys.path]
+def own_proc():  # a /proc with the keeper and the program only, or none: no command line to read
+    if libc.unshare(MOUNTS) != 0:
+        return
+    libc.mount(b"none", b"/", None, ctypes.c_ulong(1 << 18 | 1 << 14), None)  # MS_PRIVATE | MS_REC
+    if libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(0), None) != 0 and not ROOT:
+        libc.mount(b"none", b"/proc", b"tmpfs", ctypes.c_ulong(0), None)
+
+
+def keep_library():  # to be imported also where another user may not go: by an open folder
+    opened = f"/proc/self/fd/{os.open(LIBRARY, os.O_RDONLY)}"
+    sys.path[:] = [path.replace(LIBRARY, opened) for path in sys.path]
     for module in list(sys.modules.values()):
         if hasattr(module, "__path__"):
-            module.__path__ = [path.replace(library, opened) for path in module.__path__]
+            module.__path__ = [path.replace(LIBRARY, opened) for path in module.__path__]
+    READABLE.append(opened)
 
 
-def landlock():  # landlock(7): no file is written, made, removed, cut or executed; no TCP, no signal to others
+def landlock():  # landlock(7): only the library is read, nothing written or run; no TCP, no signals
     abi = libc.syscall(444, None, ctypes.c_size_t(0), 1)
     if abi < 1:
         return
-    files = ((1 << {1: 13, 2: 14}.get(abi, 15)) - 1) & ~0b1100  # all rights but to read files and folders
+    files = (1 << {1: 13, 2: 14}.get(abi, 15)) - 1
     rules = (ctypes.c_uint64 * 3)(files, 3, 3)
     ruleset = libc.syscall(444, rules, ctypes.c_size_t(8 if abi < 4 else 16 if abi < 6 else 24), 0)
+    for path in filter(os.path.exists, READABLE):
+        opened = os.open(path, os.O_PATH)
+        rights = 0b1100 if os.path.isdir(path) else 0b100  # read files, list folders
+        libc.syscall(445, ruleset, 1, struct.pack("=Qi", rights, opened), 0)
+        os.close(opened)
     libc.syscall(446, ruleset, 0)
     os.close(ruleset)
 
 
+def seccomp():  # seccomp(2): the system calls CALLS fail, and all by the numbers of another machine
+    machine, calls = CALLS.get(os.uname().machine, (0, ()))
+    n = len(calls)
+    steps = [(0x20, 0, 0, 4), (0x15, 0, n + 3, machine), (0x20, 0, 0, 0), (0x35, n + 1, 0, 1 << 30)]
+    steps += [(0x15, n - i, 0, call) for i, call in enumerate(calls)]
+    steps += [(6, 0, 0, 0x7FFF0000), (6, 0, 0, 0x50001)]  # allow, EPERM
+    packed = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    if n:
+        libc.prctl(22, 2, struct.pack("HP", len(steps), ctypes.addressof(packed)), 0, 0)
+
+
 def confine(uid, seconds):
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
+    landlock()
     if ROOT:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability
-    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: not to be read or traced by processes of the same user
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    landlock()
-    for name, limit in (("CPU", seconds), ("AS", 1 << 30), ("FSIZE", 0), ("NPROC", 0), ("NOFILE", 64), ("CORE", 0)):
+    libc.prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: not to be read or traced by the same user
+    libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: killed when the process above it ends
+    limits = {"CPU": seconds, "AS": 1 << 30, "FSIZE": 0, "NPROC": 0, "NOFILE": 64, "CORE": 0}
+    for name, limit in limits.items():
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-    sys.addaudithook(refuse)
+    seccomp()
+    sys.addaudithook(watch(REFUSED, WRITING, tuple(READABLE), os.fsdecode, os.path.abspath))
 
 
-def plain(value):  # as marshal can carry it: a Counter becomes a dict, a named tuple a tuple, a match not-a-number,
-    try:  # which is true and equal to nothing
-        marshal.dumps(value)
-        return value
-    except ValueError:
-        kind = next((kind for kind in KINDS if isinstance(value, kind)), None)
-        if kind in KINDS[:5]:
-            return kind(plain(item) for item in (value.items() if kind is dict else value))
-        return kind(value) if kind else float("nan") if value else None
+def pack(value):  # (kind, content) that marshal can carry and that compares as the value does
+    for kind in LEAVES:
+        if isinstance(value, kind):
+            return "", kind(value)
+    names = [kind.__name__ for kind in type(value).__mro__]
+    kind = next((kind for kind in KINDS if kind in names), None)
+    if kind in MODULES:
+        return kind, str(value)
+    if kind == "range":
+        return kind, (value.start, value.stop, value.step)
+    if kind == "dict":
+        return kind, [(pack(key), pack(item)) for key, item in value.items()]
+    if kind or hasattr(value, "__iter__"):
+        return kind or "iterator", [pack(item) for item in value]
+    return "", float("nan") if value else None  # a match, say: true, and equal to nothing
+
+
+def unpack(packed):
+    kind, content = packed
+    if kind in MODULES:
+        return getattr(__import__(MODULES[kind]), kind)(content)
+    if kind == "dict":
+        return {unpack(key): unpack(item) for key, item in content}
+    if kind in ("", "range"):
+        return range(*content) if kind else content
+    items = [unpack(item) for item in content]
+    return items if kind == "list" else KINDS[kind](items)
 
 
 def serve(inbox, outbox):
@@ -195,9 +243,7 @@ def serve(inbox, outbox):
         exec(compile(source, "answer", "exec", dont_inherit=True), vars(module))
     while True:
         name, args, kwargs = marshal.load(inbox)
-        value = vars(module)[name](*args, **kwargs)
-        loose = hasattr(value, "__iter__") and not isinstance(value, KINDS)  # an iterator or view
-        marshal.dump((loose, plain(list(value) if loose else value)), outbox)
+        marshal.dump(pack(vars(module)[name](*args, **kwargs)), outbox)
         outbox.flush()
 
 
@@ -205,8 +251,7 @@ def remote(name, inbox, outbox):
     def call(*args, **kwargs):
         marshal.dump((name, args, kwargs), outbox)
         outbox.flush()
-        loose, value = marshal.load(inbox)
-        return iter(value) if loose else value
+        return unpack(marshal.load(inbox))
     return call
 
 
@@ -220,19 +265,33 @@ def test(job, inbox, outbox):
     exec(compile(tests, "tests", "exec", dont_inherit=True), space)
 
 
+def keep(there, to_tester, seconds):  # returns in the program's process, a child of the keeper's
+    program = os.fork()
+    if program:
+        os.close(to_tester)
+        waiting = select.poll()
+        waiting.register(there, 0)  # hung up when the tester has ended
+        waiting.poll(1000 * seconds)
+        os.kill(program, 9)
+        os._exit(0)
+
+
 def main(uid, seconds):
+    signal.alarm(seconds + 1)
     isolate()
     if ROOT:
         keep_library()
-    (there, to_child), (back, to_tester), nothing = os.pipe(), os.pipe(), os.open(os.devnull, os.O_RDWR)
+    (there, to_child), (back, to_tester) = os.pipe(), os.pipe()
+    nothing = os.open(os.devnull, os.O_RDWR)
     if os.fork() == 0:
         for fd in (0, 1, 2):
             os.dup2(nothing, fd)
         os.close(to_child)
         os.close(back)
+        own_proc()
+        keep(there, to_tester, seconds + 1)
         inbox, outbox = os.fdopen(there, "rb"), os.fdopen(to_tester, "wb")
         confine(uid, seconds)
-        libc.prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG: killed when the tester ends
         serve(inbox, outbox)
     os.close(there)
     os.close(to_tester)
@@ -250,34 +309,37 @@ main(int(sys.argv[1]), int(sys.argv[2]))
 
 
 def passes(tests, program, seconds=10):
-    """True if `program` (Python source) passes `tests` within `seconds` of wall time (and of processor time).
+    """True if `program` (Python source) passes `tests` within `seconds` of wall time (and of
+    processor time).
 
-    It runs in a fresh Python without site packages, with an empty environment, in an empty folder. Limits that every
-    Linux enforces: 1 GiB of address space, no byte written to any file, no further process or thread, no core file;
-    started by root it becomes another user, an id that accounts do not have. Where the kernel offers them: namespaces
-    without a network or other processes to see, and Landlock, under which no file is made, cut or removed. Behind
-    these, for kernels without them, an audit hook refuses sockets, signals, processes and changes of files from Python.
+    It runs in a fresh Python without site packages, with an empty environment, in an empty folder.
+    Limits that every Linux enforces: 1 GiB of address space, no byte written to any file, no
+    further process or thread, no core file, an end of all processes `seconds` + 2 after the start
+    even if the caller is killed; started by root it becomes another user, an id that accounts do
+    not have. Where the kernel offers them: namespaces (no network, only its own processes in /proc,
+    no shared memory of others), Landlock (only Python's library and the system's are read; no file
+    is made, cut, removed or run), and seccomp on x86-64 and ARM64 (no socket of any kind, no shared
+    memory beyond the limit, no tracing). Behind these, for kernels without them, an audit hook
+    refuses sockets, signals, processes, changes of files and reading outside the library.
 
-    Not covered: files that everybody (for an ordinary user: this user) may read can be read, though nowhere be sent;
-    on a kernel with neither namespaces nor Landlock an ordinary user's program that gets round the audit hook, which
-    is no wall, can reach the network, send signals to this user's processes and empty or remove this user's files; a
-    fault of the kernel, or of `marshal`, which reads the program's answers in the (equally confined) tester.
+    Not covered: without Landlock a program that gets round the audit hook, which is no wall, reads
+    what everybody (for an ordinary user: this user) may read, reference solutions among it; without
+    namespaces too, also command lines in /proc; without seccomp too, it connects to sockets that
+    everybody may write to, and shared memory passes the limit. With none of the three it can reach
+    the network, send signals to this user's processes and empty or remove this user's files. A
+    fault of the kernel, or of `marshal`, which reads the program's answers in the (equally
+    confined) tester, is covered nowhere.
 
-    Arguments and results cross as plain values: tests that hand over functions or objects of the program's own classes
-    fail (one of the 500 of full MBPP, none of the other sets), and so does a program that starts threads.
+    Arguments and results cross as plain values, numbers of `decimal` and `fractions` and views of
+    dicts among them. Tests that hand over functions or objects of the program's own classes fail
+    (one of the 500 of full MBPP, none of the other sets), and so does a program with threads.
     """
     job = marshal.dumps((tests.setup, tests.names, tests.tests, sources(tests, program)))
     uid = 61184 + 2 * (os.getpid() % 2000)  # of the range that systemd keeps for passing users
+    command = [sys.executable, "-I", "-S", "-B", "-c", HARNESS, str(uid), str(seconds)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with tempfile.TemporaryDirectory() as folder:
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", HARNESS, str(uid), str(seconds)],
-            cwd=folder,
-            env={},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        child = subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, **pipes)
         try:
             return child.communicate(job, timeout=seconds)[0] == b"passed"
         except subprocess.TimeoutExpired:
@@ -289,8 +351,8 @@ def passes(tests, program, seconds=10):
 
 
 def sources(tests, program):
-    """The texts to run one after the other: the setup, then the program; one text if the program is only the body of
-    the function that the setup (a HumanEval prompt) begins.
+    """The texts to run one after the other: the setup, then the program; one text if the program is
+    only the body of the function that the setup (a HumanEval prompt) begins.
 
     >>> sources(Tests("def f(x):\\n", ("f",), ""), "    return x\\n")
     ['def f(x):\\n    return x\\n']
@@ -304,10 +366,10 @@ def sources(tests, program):
 
 @functools.cache
 def check_confinement():
-    """RuntimeError unless a program can be run, and fail, as `passes` promises; a caller asks before long work."""
-    right = Tests("", ("f",), "assert f(1) == [2]")
-    if not passes(right, "import math\ndef f(x): return [x + 1]") or passes(right, "def f(x): return [x]"):
-        raise RuntimeError(
-            "programs cannot be confined here: this needs Linux and, for root, the right to become another user; "
-            "choose tasks that need none"
-        )
+    """RuntimeError unless a program can be run, and fail, as `passes` promises: to be asked before
+    long work."""
+    tests = Tests("", ("f",), "assert f(1) == [2]")
+    right = passes(tests, "import math\ndef f(x): return [x + 1]")
+    if not right or passes(tests, "def f(x): return [x]"):
+        message = "this needs Linux and, for root, the right to become another user"
+        raise RuntimeError(f"programs cannot be confined here: {message}; choose other tasks")
