@@ -390,8 +390,9 @@ def read_ids(path, raw, family, tokenizer, vocab_size):
     if masks and mask_id not in masks:
         said = f"{path} says mask_token_id {mask_id}, but the tokenizer's mask token"
         raise ValueError(f"{said} has id {masks[0]}: correct one")
-    generation = os.path.join(os.path.dirname(path), "generation_config.json")
-    generation = read_json(generation) if os.path.exists(generation) else {}
+    folder = os.path.dirname(path)  # "" for the table
+    generation = os.path.join(folder, "generation_config.json")
+    generation = read_json(generation) if folder and os.path.exists(generation) else {}
     said = [raw.get("stop_token_ids"), generation.get("eos_token_id"), raw.get("eos_token_id"),
             raw.get("pad_token_id"), family.known["stop_token_ids"]]  # fmt: skip
     stops = [ids for ids in said if ids is not None][0]
@@ -438,7 +439,7 @@ def check_added_tokens(folder, tokenizer):
     """Compare the ids of the added tokens with tokenizer_config.json: the library counts them on
     from the vocabulary, so that a vocabulary which is not whole would shift them."""
     path = os.path.join(folder, "tokenizer_config.json")
-    named = read_json(path).get("added_tokens_decoder", {}) if os.path.isfile(path) else {}
+    named = read_json(path).get("added_tokens_decoder", {}) if os.path.exists(path) else {}
     for number, token in named.items():
         got = tokenizer.convert_tokens_to_ids(token["content"])
         if got != int(number):

@@ -14,7 +14,7 @@ import statistics
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging
 
 from command import read_json, reason
@@ -162,7 +162,7 @@ def load_weights(family, folder, config, device, dtype):
         family.model, folder, config=config, dtype=dtype, attn_implementation="block_units",
         key_mapping=family.rename, device_map="auto" if device == "auto" else None,
         use_safetensors=True, local_files_only=True, output_loading_info=True,
-        ignore_mismatched_sizes=True,
+        ignore_mismatched_sizes=True, generation_config=GenerationConfig(),  # its own is not read
     )  # fmt: skip
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
