@@ -432,7 +432,7 @@ def test_random_weights_of_an_alias(alias, monkeypatch, tmp_path):
     asked = lambda *_, **__: pytest.fail("the hub was asked")  # noqa: E731
     monkeypatch.setattr(targets, "snapshot_download", asked)
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, "generation_config.json", {"eos_token_id": 5})
+    write(tmp_path, "generation_config.json", b"{")
     write(tmp_path, "tokenizer.json", b"{")
     target = targets.load(alias, dtype=torch.bfloat16, random_weights=True)
     assert target.block_size == 32 and target.tokenizer is None
@@ -491,12 +491,20 @@ def test_an_unreachable_hub_is_one_sentence(name, cache):
     refused(name, named="cannot fetch .*/.* from the hub.*network")
 
 
-def test_an_incomplete_cache_is_not_taken_for_whole(cache):
+def test_an_incomplete_cache_is_not_taken_for_whole(cache, monkeypatch):
     """A download that broke off is fetched on, and without a network refused."""
     folder = cache("llada", "GSAI-ML/LLaDA-8B-Instruct")
     shards(folder)
     remove(folder, SHARDS[1])
+    asked, fetch = [], targets.snapshot_download
+
+    def download(hub, local_files_only=False, **options):
+        asked.append(local_files_only)
+        return fetch(hub, local_files_only=local_files_only, **options)
+
+    monkeypatch.setattr(targets, "snapshot_download", download)
     refused("llada-8b", named=f"{SHARDS[1]}|cannot fetch")
+    assert asked == [True, False]
 
 
 def test_only_data_is_fetched(monkeypatch, tmp_path):
@@ -832,6 +840,13 @@ def test_fields_that_no_model_has_are_refused(family, field, value):
     assert one_sentence(error)
 
 
+def test_groups_of_one_expert_are_refused():
+    """A group is scored by its two best."""
+    path, raw = targets.read_folder(os.path.join(CHECKPOINTS, "golden-llada2"))
+    with pytest.raises(ValueError, match="n_group is 16 for 16 experts"):
+        targets.native_config(path, raw | {"n_group": 16, "topk_group": 8}, targets.LLADA2)
+
+
 @pytest.mark.parametrize("random_weights", (False, True))
 def test_a_thousand_million_layers_do_not_hang(random_weights, tmp_path):
     folder = broken_config("sdar", tmp_path / "deep", num_hidden_layers=10**9)
@@ -843,6 +858,7 @@ def test_a_thousand_million_layers_do_not_hang(random_weights, tmp_path):
     (dict(stop_token_ids=[]), "stop ids"), (dict(stop_token_ids="95"), "stop ids"),
     (dict(stop_token_ids=[True]), "stop ids"), (dict(stop_token_ids=[96]), "differ"),
     (dict(eos_token_id=500), "stop ids"), (dict(eos_token_id=-1), "stop ids"),
+    (dict(eos_token_id=97), "stop ids"), (dict(mask_token_id=97), "mask_token_id"),
     (dict(mask_token_id=500), "mask_token_id"), (dict(mask_token_id=-1), "mask_token_id"),
     (dict(mask_token_id=[96]), "mask_token_id"), (dict(mask_token_id=True), "mask_token_id"),
     (dict(mask_token_id=96.0), "mask_token_id"), (dict(mask_token_id=None), "mask_token_id"),
@@ -883,6 +899,15 @@ def test_identity(tmp_path):
     third = targets.identity(folder)
     write(folder, "chat_template.jinja", b"{{ messages[0].content }}")
     assert len({same, other, third, targets.identity(folder)}) == 4
+
+
+@pytest.mark.parametrize("file", sorted(os.listdir(TOKENIZER)))
+def test_every_file_of_a_tokenizer_counts(file, tmp_path):
+    folder = str(tmp_path / "tokenizer")
+    shutil.copytree(TOKENIZER, folder)
+    before = targets.identity(folder)
+    write(folder, file, read(folder, file) + b" ")
+    assert targets.identity(folder) != before
 
 
 def test_identity_of_shards(tmp_path):
