@@ -35,6 +35,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 import dlm
 import targets
 import tasks
+import trajectories
 from decoder import Decoder
 
 BLOCK = 32  # L
@@ -43,7 +44,6 @@ CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MIX = {"arithmetic": 0.45, "code": 0.35, "drill": 0.20}  # shares of the tasks
 
 
 # ---------------------------------------------------------------------------- tokenizer and model
@@ -51,7 +51,7 @@ MIX = {"arithmetic": 0.45, "code": 0.35, "drill": 0.20}  # shares of the tasks
 
 def make_tokenizer(vocab_size=480):
     """A byte-pair tokenizer in the layout of SDAR's: Qwen2's word splitting, ChatML, [MASK]."""
-    problems = [p for task in MIX for p in tasks.problems(task, "train", 4000, seed=1)]
+    problems = [p for task in tasks.MIX for p in tasks.problems(task, "train", 4000, seed=1)]
     texts = [text for p in problems for text in (p.prompt, p.answer)]
     words = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), "isolated")
     as_bytes = pre_tokenizers.ByteLevel(False, use_regex=False)
@@ -101,7 +101,7 @@ def encode_examples(tokenizer, n, seed):
     """
     stop, end = tokenizer.encode(SPECIAL[2]), tokenizer.encode(SPECIAL[0])
     examples = []
-    for task, share in MIX.items():
+    for task, share in tasks.MIX.items():
         drawn = tasks.problems(task, "train", math.ceil(n * share), seed)
         prompts = tokenizer([chat(tokenizer, p.prompt) for p in drawn])["input_ids"]
         answers = tokenizer([p.answer for p in drawn])["input_ids"]
@@ -305,8 +305,6 @@ def save_target(folder, model, tokenizer):
 
 def accuracy(model, n, gen_len, seed):
     """Print the share of `n` held-out prompts of each task that exact decoding answers rightly."""
-    import trajectories  # which reads MIX from here
-
     targets.check_name(model)
     if not targets.is_embedded(model):
         raise ValueError(f"{model} is not a target that pretrain.py wrote: use bench.py for it")

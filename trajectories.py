@@ -30,7 +30,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import dlm
-import pretrain
 import targets
 import tasks
 from decoder import CONFIDENCES, Decoder
@@ -310,7 +309,7 @@ def prompt_in(line, path):
 
 def training_prompts(n, seed):
     """About `n` training prompts of the embedded tasks, in the shares that the target learnt."""
-    shares = pretrain.MIX.items()
+    shares = tasks.MIX.items()
     drawn = [tasks.problems(task, "train", math.ceil(n * share), seed) for task, share in shares]
     return [problem.prompt for problems in drawn for problem in problems]
 
