@@ -17,6 +17,7 @@ What this file leaves out: what the commands do.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -35,6 +36,11 @@ PIECE = 1 << 20  # bytes of each piece that counts of a larger one
 def begin(doing):
     """Say what takes the first seconds; until `run`, Ctrl-C ends without a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    say(doing)
+
+
+def say(doing):
+    """Name, on a terminal, what takes the next seconds."""
     if sys.stderr.isatty():
         print(f"{doing} …", file=sys.stderr, flush=True)
 
@@ -78,6 +84,38 @@ def reason(error):
     "KeyError: 'vocab_size'"
     """
     return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+# -------------------------------------------------------------------- work that takes its time
+
+
+def progress(what, total, unit, done=0, shown=True):
+    """A tqdm bar over `total` things, of which `done` were finished before; in a file, a plain line
+    every half minute. shown: False for processes but the first."""
+    from tqdm import tqdm  # not in the standard library
+
+    class Lines(tqdm):
+        @staticmethod
+        def status_printer(file):
+            return lambda text: text and print(text, file=file, flush=True)
+
+    live = sys.stderr.isatty()
+    seldom = 0.2 if live else 30
+    what += f" ({done} already finished)" * (done > 0)
+    return (tqdm if live else Lines)(
+        total=total, initial=done, desc=what, unit=f" {unit}", disable=not shown,
+        mininterval=seldom, maxinterval=max(10, seldom), dynamic_ncols=live,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def resumable(saved):
+    """Ctrl-C within says that the same command goes on, if saved() is true: something was kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        advice = ["run the same command again to go on"] if saved() else []
+        raise KeyboardInterrupt(*advice) from None
 
 
 # ---------------------------------------------------------------------- numbers on the command line
@@ -228,3 +266,12 @@ def code_id():
     names = sorted(os.listdir(HERE))
     code = [name for name in names if name.endswith(".py") and not name.startswith("test_")]
     return content_id(*(os.path.join(HERE, name) for name in code))
+
+
+def differing(before, now):
+    """The names under which two dicts hold different things, as text.
+
+    >>> differing({"steps": 4, "seed": 0}, {"steps": 8, "seed": 0, "code": "1f"})
+    'code, steps'
+    """
+    return ", ".join(sorted(name for name in before | now if before.get(name) != now.get(name)))

@@ -313,20 +313,6 @@ def test_two_processes_give_the_table_of_one(tmp_path, capsys):
     assert {row["index"] for row in json.load(open(killed))["rows"] if row["tokens"] == 12345} == {1}
 
 
-def test_two_processes_collect_what_one_does(tmp_path, capsys):
-    """Shards are split over processes, and do not depend on who made them."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text('Mia has 3 cards.\n{"question": "Mia has 4 cards."}\n{"prompt": "Mia has 5 cards and a key."}\n')
-    argv = ["train.py", "collect", "--prompts", str(prompts), "--num-prompts", "3", "--shard", "1", "--gen-len", "24"]
-    run([*argv, "--out", str(tmp_path / "one")], capsys)
-    torchrun(*argv, "--out", str(tmp_path / "two"))
-    names = sorted(os.listdir(tmp_path / "one"))
-    assert names == sorted(os.listdir(tmp_path / "two")) and len(names) == 3  # two batches of equally long prompts
-    for name in names[:2]:
-        one, two = (load_file(str(tmp_path / folder / name)) for folder in ("one", "two"))
-        assert all((one[key] == two[key]).all() for key in one)
-
-
 def test_pass_cost_is_printed(capsys):
     """A row for every number of copies, one block decoded, and the memory."""
     for model in ("golden-sdar", "golden-dream"):
@@ -368,63 +354,6 @@ def test_a_mismatch_exits_1_and_names_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench, "speculate", lambda *args, **kwargs: verify.speculate(*args, **kwargs, match=gullible))
     code, out = run(["bench.py", "--num-samples", "1", "--task", "code", "--out", str(tmp_path / "run.json")], capsys)
     assert code == 1 and re.search(r"MISMATCH \S+ D=\d T=0 code prompt 0: new token \d+, margin \d\.", out)
-
-
-def test_training_resumes_bit_for_bit(tmp_path, records, monkeypatch):
-    """Stopped after two steps of four and started again, training ends with the same weights as in one go."""
-    data = train.join([train.read_shard(path) for path in train.shards_of(records)])
-    once, twice = str(tmp_path / "once"), str(tmp_path / "twice")
-    small = {"save_every": 2, "width": 16, "layers": 1, "heads": 2, "hidden": 16}
-    train.train_order(data, data, once, 4, 0, **small)
-    save = train.save_training
-
-    def save_and_stop(*args):
-        save(*args)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train, "save_training", save_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        train.train_order(data, data, twice, 4, 0, **small)
-    monkeypatch.setattr(train, "save_training", save)
-    train.train_order(data, data, twice, 4, 0, **small)
-    a, b = (drafter.load_drafter(folder).state_dict() for folder in (once, twice))
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_shipped_drafter_says_what_it_was_trained_on():
-    """The checkpoint's config names its training data and its held-out accuracy."""
-    config = json.load(open(os.path.join(bench.CHECKPOINTS, "order", "config.json")))
-    assert config["trained_on"]["passes"] > 100000 and config["accuracy"]["drafter"] > config["accuracy"]["stale_left"]
-
-
-@pytest.mark.parametrize("content", [b"", b"garbage", b"\x08\0\0\0\0\0\0\0{}      "])
-def test_broken_training_files_are_named(content, records, tmp_path):
-    """A broken resume file or shard is named in one sentence; `collect` writes a broken shard anew."""
-    out, copy = tmp_path / "order", tmp_path / "trajectories"
-    out.mkdir()
-    (out / "training.safetensors").write_bytes(content)
-    argv = ["order", "--steps", "2", "--width", "16", "--layers", "1"]
-    with pytest.raises(SystemExit, match="training.safetensors cannot be read"):
-        train.main([*argv, "--data", records, "--out", str(out)])
-    shutil.copytree(records, copy)
-    shard = copy / "0001.safetensors"
-    whole = shard.read_bytes()
-    shard.write_bytes(content)
-    with pytest.raises(SystemExit, match="0001.safetensors is not a whole trajectory shard"):
-        train.main([*argv, "--data", str(copy), "--out", str(tmp_path / "other")])
-    train.main(["collect", "--out", str(copy), "--num-prompts", "4", "--shard", "1"])
-    assert shard.read_bytes() == whole
-    with pytest.raises(SystemExit, match="collected otherwise"):
-        train.main(["collect", "--out", str(copy), "--num-prompts", "4", "--shard", "2"])
-
-
-def test_training_does_not_resume_as_another(records, tmp_path):
-    """The folder of one training refuses another shape, instead of mixing them."""
-    argv = ["order", "--data", records, "--out", str(tmp_path), "--layers", "1"]
-    train.main([*argv, "--steps", "2", "--width", "16"])
-    for other in (["--steps", "2", "--width", "32"], ["--steps", "4", "--width", "16"]):
-        with pytest.raises(SystemExit, match="belongs to another training"):
-            train.main([*argv, *other])
 
 
 @pytest.mark.parametrize(

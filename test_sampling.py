@@ -25,7 +25,6 @@ import dlm
 import drafter as drafting
 import targets
 import tasks
-import train
 import verify
 from test_exactness import (
     LENGTHS,
@@ -442,23 +441,6 @@ def test_the_noise_aware_drafter_reads_the_step():
         for seed in (0, 1)
     }
     assert (q["plain", 0] == q["plain", 1]).all() and not np.allclose(q["reader", 0], q["reader", 1])
-
-
-def test_a_drafter_that_reads_the_noise_starts_as_the_other(tmp_path):
-    """`--init`: before any training it gives the q of the drafter that it starts from; another shape is refused."""
-    torch.manual_seed(0)
-    plain = drafting.OrderDrafter(width=16, layers=1, heads=2, hidden=16).eval()
-    reader = drafting.OrderDrafter(width=16, layers=1, heads=2, hidden=16, noised=True).eval()
-    plain.save(str(tmp_path))
-    train.start_from(reader, str(tmp_path))
-    state = tuple(range(3)) + (39,) * 5
-    log_probs = tiny_target(8).forward([state], [0], None, {}).unit(0)
-    stale = drafting.Stale(decoder_file.Decoder(temperature=1.0), state, 39, 0, log_probs)
-    decided = np.array([[True, False, False, False, False]])
-    assert np.allclose(plain.order(stale)(decided), reader.order(stale)(decided), atol=1e-6)
-    with pytest.raises(ValueError, match="another shape") as error:
-        train.start_from(drafting.OrderDrafter(noised=True), str(tmp_path))
-    assert one_sentence(error)
 
 
 @pytest.mark.parametrize(
