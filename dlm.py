@@ -253,7 +253,7 @@ class Target:
         """The model's last hidden states of units ids [B·U, S] at positions [U, S]: [B·U, S, h]."""
         U, S = positions.shape
         out = self.model.model(
-            input_ids=ids.view(-1, U * S), position_ids=positions.view(1, U * S), layout=layout,
+            input_ids=ids.view(-1, U * S), position_ids=positions.reshape(1, U * S), layout=layout,
             use_cache=False,
         )  # fmt: skip
         return out.last_hidden_state.view(-1, S, self.model.config.hidden_size)

@@ -51,8 +51,8 @@ SAMPLED_COLUMNS = (
     "draft nodes per round, without the free commit. likeliest: share of commits that are the "
     "likeliest token of their conditional. tokens/s: ratio to draft-free in this run. right: "
     "answers that score. exact: texts equal to the draft-free ones of the same seed. matching: "
-    "coupled, drafted with the target's own noise; greedy, accepted while the likeliest token, which is biased "
-    "towards it: another law; uncoupled, drafted with other noise."
+    "coupled, drafted with the target's own noise; greedy, accepted while the likeliest token, "
+    "which is biased towards it: another law; uncoupled, drafted with other noise."
 )
 
 
