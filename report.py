@@ -281,8 +281,8 @@ def plot(rows, args):
     highest = max(max(points) for points in curves.values())
     heights = dict(zip(order, spread(ends, highest / 22)))
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for name, points in curves.items():
-        looks = look(METHODS[name])
+    for number, (name, points) in enumerate(curves.items()):
+        looks = look(METHODS[name], number)
         axes.plot(args.budget, points, **looks)
         beside = (1.02, heights[name])  # at the right edge, in the line's colour
         axes.annotate(
@@ -297,12 +297,13 @@ def plot(rows, args):
     pyplot.close(figure)
 
 
-def look(method):
-    """How a method's line is drawn."""
+def look(method, number):
+    """How a method's line is drawn; `number` gives it a colour."""
     if method.name == "spot":
         return {"color": "C3", "linewidth": 3, "marker": "o", "zorder": 5}
     style = {"peer": "-", "spot": "--", "oracle": ":"}[method.kind]
-    color = f"C{(0, 1, 2, 4, 5, 6, 7, 8, 9)[list(METHODS).index(method.name) % 9]}"
+    others = (0, 1, 2, 4, 5, 6, 7, 8, 9)
+    color = f"C{others[number % len(others)]}"
     return {"color": color, "linestyle": style, "linewidth": 1.2, "marker": ".", "zorder": 2}
 
 
