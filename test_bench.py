@@ -100,6 +100,9 @@ def test_every_method_is_measured(tmp_path, capsys):
     free, published = rows["draft-free"], rows["published"]
     assert free["passes"]["kv_commit"] == 0 < published["passes"]["kv_commit"]
     assert all(row["differs"] is None for row in rows.values())
+    denoise = {name: row["passes"]["denoise"] for name, row in rows.items()}
+    assert denoise["oracle-positions"] < denoise["spot"] < denoise["draft-free"] / 2
+    assert denoise["draft-free"] > denoise["oracle-tokens"]
     assert free["prompt"] == tasks.problems("code", "test", 1)[0].prompt
     assert len(free["text"]) > 10 and rows["spot"]["text"] is rows["spot"]["prompt"] is None
     names = set(re.findall(r"[a-z]+", re.sub(r"  .*", "", report.__doc__)))
@@ -207,6 +210,8 @@ def test_the_whole_text_is_compared(prepared):
     other = replace(reference, written=reference.written[:-1] + [reference.written[-1] + 1])
     found = bench.difference(prepared, decoder, prompt, reference, other, "coupled")
     assert other.ids == reference.ids and found["position"] == last and 0 <= found["margin"] <= 1
+    twice = replace(other, written=other.written[:3] + [0] + other.written[4:])
+    assert bench.difference(prepared, decoder, prompt, reference, twice, "coupled")["position"] == 3
     assert bench.difference(prepared, decoder, prompt, reference, reference, "coupled") is None
     assert bench.difference(prepared, decoder, prompt, reference, other, "greedy") == {}
     # the states are the draft-free ones: the prompt's own, then one commit a pass
@@ -656,6 +661,24 @@ def test_a_missing_sample_is_said(finished, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"2 of 3 samples are missing, the first code prompt 1"):
         runs.join(finished | {}, out, args)
     assert rows_in(out) == finished["rows"]
+
+
+def test_processes_take_turns(finished, tmp_path, monkeypatch):
+    """The second of two processes measures every other sample that is not finished."""
+    done = []
+
+    def measure(here, *sample):
+        done.append(sample[:-1])
+        return []
+
+    monkeypatch.setattr(bench, "measure_prompt", measure)
+    for module in (bench, runs):
+        monkeypatch.setattr(module, "world", lambda: (1, 2))
+    monkeypatch.setattr(runs, "join", lambda *_: None)
+    args = options.parse([*QUICK, "--num-samples", "6"])
+    out = str(tmp_path / "run.json")
+    bench.run_all(SimpleNamespace(args=args), finished | {}, out)  # it holds prompt 0
+    assert [sample[1] for sample in done] == [2, 4] and os.path.exists(out + ".rank1")
 
 
 APART = """
