@@ -155,9 +155,8 @@ def run_all(bench, run, out):
                 run["rows"] += measure_prompt(bench, *sample, bar)
                 command.write_json(runs.own_file(out), run)
     except KeyboardInterrupt:
-        kept = "what was finished is saved: " if run["rows"] else "nothing is lost: "
-        again = f"--out {out}" if run["rows"] else "it"
-        raise KeyboardInterrupt(f"{kept}to go on, run the same command with {again}") from None
+        again = f"to go on, run the same command with --out {out}"
+        raise KeyboardInterrupt(again if run["rows"] else "nothing was finished yet") from None
     runs.join(run, out, args)
 
 
