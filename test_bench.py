@@ -197,8 +197,10 @@ def test_the_order_rotates(prepared, monkeypatch):
 def test_samples_have_noise_of_their_own(prepared):
     """No two prompts or samples of a task share their noise, and --seed moves all."""
     pairs = [(index, seed) for index in range(5) for seed in range(3)]
-    seeds = {bench.decoder_for(prepared, *pair[:1], 1.0, pair[1]).seed for pair in pairs}
-    assert len(seeds) == 15
+    decoders = [bench.decoder_for(prepared, index, 1.5, seed) for index, seed in pairs]
+    assert len({decoder.seed for decoder in decoders}) == 15
+    assert {decoder.temperature for decoder in decoders} == {1.5}
+    assert prepared.decoder.temperature == 0 and prepared.decoder.gen_len == 24
 
 
 def test_the_whole_text_is_compared(prepared):
