@@ -314,7 +314,7 @@ def say_what(bench):
             "the cache alone"
         )
     if set(args.task) & {"gsm8k", "math500"}:
-        print(f"formulas are compared by {tasks.formula_matcher()}")
+        print(f"formulas are compared by {tasks.scorer()}")
 
 
 # -------------------------------------------------------------------------------------- the command

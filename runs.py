@@ -140,7 +140,7 @@ def about(args):
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {args.device.partition(':')[0]}",
-        "scorer": tasks.formula_matcher(),
+        "scorer": tasks.scorer(),
         "contents": contents | {"target": target_id(args.model)},
     }
 

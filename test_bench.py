@@ -572,7 +572,7 @@ def test_what_changes_a_run_refuses_to_go_on(tmp_path, capsys, monkeypatch):
         patch.setattr(command, "code_id", lambda: "edited")
         assert "other code" in run(argv, capsys)[0]
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "formula_matcher", lambda: "another")
+        patch.setattr(tasks, "scorer", lambda: "another")
         assert "other scorer" in run(argv, capsys)[0]
     for path in ("order/model.safetensors", "target/model.safetensors", "target/config.json"):
         with open(path, "rb") as file:
