@@ -31,7 +31,6 @@ from dataclasses import replace
 from functools import cache, partial
 
 import torch
-from tqdm import tqdm
 
 import ddtree
 import diagnose
@@ -44,7 +43,7 @@ import trace
 from drafter import Stale, load_drafter
 from methods import LARGEST, METHODS, Bench, Commits, chosen, decode, draft_free, rows_of
 from options import check, compares, decoder_of, own_prompts, parse
-from train import own_device, read_prompts, world
+from trajectories import own_device, read_prompts, world
 
 DRAFTERS = ("drafter", "small", "noised")  # the options that name one
 
@@ -54,7 +53,7 @@ DRAFTERS = ("drafter", "small", "noised")  # the options that name one
 
 def measure_prompt(bench, task, index, temperature, seed, bar):
     """Rows of one sample: every method at every budget, timed, scored and compared with what the
-    draft-free loop writes; told on the `bar` of `progress`."""
+    draft-free loop writes; told on the `bar`."""
     target, args = bench.target, bench.args
     decoder = decoder_for(bench, index, temperature, seed)
     problem = bench.problems[task][index]
@@ -150,7 +149,7 @@ def run_all(bench, run, out):
     work = sum(len(rows_of(args, sample[2])) for sample in todo)
     try:
         warm_up(bench, todo)
-        with progress("", work) as bar:
+        with command.progress("decoding", work, "texts", shown=rank == 0) as bar:
             for sample in todo:
                 run["rows"] += measure_prompt(bench, *sample, bar)
                 command.write_json(runs.own_file(out), run)
@@ -164,18 +163,9 @@ def warm_up(bench, todo):
     """One generation of every row, at each temperature, of which nothing is kept."""
     first = {sample[2]: sample for sample in reversed(todo)}
     work = sum(len(rows_of(bench.args, temperature)) for temperature in first)
-    with progress("warm-up", work, leave=False) as bar:
+    with command.progress("warm-up", work, "texts", shown=world()[0] == 0) as bar:
         for sample in first.values():
             measure_prompt(bench, *sample, bar)
-
-
-def progress(what, work, leave=True):
-    """A bar over generations, silent for processes but the first; in a file a line now and then."""
-    seldom = 0.2 if sys.stderr.isatty() else 30
-    return tqdm(
-        total=work, desc=what, unit=" texts", leave=leave, mininterval=seldom,
-        disable=world()[0] > 0, dynamic_ncols=True,
-    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------- the user's own prompts

@@ -8,22 +8,21 @@ What this file leaves out: comparing methods (bench.py), one prompt round by rou
 
 import resource
 import statistics
-import sys
 import time
 from functools import partial
 
 import torch
-from tqdm import tqdm
 
+import command
 import ddtree
 import dlm
 import train
+import trajectories
 from decoder import Decoder
 from methods import draft_free
 from verify import speculate
 
 COMMITTED = 999  # above every rank
-TOGETHER = 16  # prompts that are decoded in one batch
 
 
 # --------------------------------------------------------------------------- why the order matters
@@ -60,18 +59,17 @@ def row(label, here, paper=""):
 
 def waiting(what, things):
     """The things, one after the other, with a bar that says what is done to them."""
-    seldom = 0.2 if sys.stderr.isatty() else 30
-    return tqdm(things, desc=what, leave=False, mininterval=seldom, dynamic_ncols=True)
+    with command.progress(what, len(things), "prompts") as bar:
+        for thing in things:
+            yield thing
+            bar.update()
 
 
 def records(bench, prompts):
-    """Draft-free trajectories over `prompts`, as train.join gives them."""
-    batches = train.equally_long(prompts, TOGETHER)
-    shards = [
-        train.collect(bench.target, bench.decoder, batch)
-        for batch in waiting("recording trajectories", batches)
-    ]
-    return train.join(shards)
+    """Draft-free trajectories over `prompts`, as trajectories.join gives them."""
+    with command.progress("recording trajectories", len(prompts), "prompts") as bar:
+        found = trajectories.collect(bench.target, bench.decoder, prompts, told=bar.update)
+    return trajectories.join([found])
 
 
 def passes_of(data):

@@ -21,10 +21,9 @@ import torch
 import transformers
 
 import command
-import targets
 import tasks
 from methods import METHODS, rows_of
-from train import world
+from trajectories import identity, world
 
 NOT_COMPARED = ("out", "plot", "html", "device")  # options that rows do not depend on
 KINDS = {  # what a row holds
@@ -141,15 +140,8 @@ def about(args):
         "transformers": transformers.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {args.device.partition(':')[0]}",
         "scorer": tasks.scorer(),
-        "contents": contents | {"target": target_id(args.model)},
+        "contents": contents | {"target": identity(args.model)},
     }
-
-
-def target_id(name):
-    """What stands for a checkpoint's configuration and weights."""
-    folder = targets.find_folder(name)
-    weights = sorted(glob.glob(os.path.join(glob.escape(folder), "model*.safetensors")))
-    return command.content_id(os.path.join(folder, "config.json"), *weights)
 
 
 def open_run(out, here, args):

@@ -374,6 +374,29 @@ def test_trace_of_own_prompt(tmp_path, capsys):
     assert code == 0 and str(page) in out and "<html" in page.read_text(encoding="utf-8")
 
 
+def test_diagnostics_are_printed(capsys):
+    """Every line of section 2 has its figure; the shipped drafter foresees the order far better
+    than the stale confidences."""
+    code, out = run(["--diagnose", "--num-samples", "1"], capsys)
+    lines = [line for line in out.splitlines() if line.strip()]
+    assert code == 0 and len(lines) >= 9 and all(re.search(r"\.\d|here", line) for line in lines)
+    figure = {line[:62].strip(): line[62:78].split() for line in lines}
+    drafter = float(figure["next position, path depths 1-12: order drafter (top 3)"][0])
+    left = float(figure["the most confident stale position left on the true path"][0])
+    ranked = float(figure["the position at stale rank d commits d-th"][0])
+    assert 0.8 < drafter and left < drafter - 0.05 and ranked < left
+    cuts = figure["oracle-positions: cut in passes, D = 8 / 20"]
+    assert 4 < float(cuts[0][:-1]) < float(cuts[2][:-1])
+
+
+@pytest.mark.parametrize("name, value", [("RANK", "abc"), ("WORLD_SIZE", "2.5"), ("RANK", "3")])
+def test_odd_ranks_get_one_sentence(name, value, capsys, monkeypatch):
+    """What torchrun would not set is named."""
+    monkeypatch.setenv(name, value)
+    code, _ = run(QUICK, capsys)
+    assert isinstance(code, str) and name in code and "torchrun" in code
+
+
 def test_pass_cost_is_printed(capsys):
     """A row for every number of copies, a legend of every column, one block, the memory."""
     for model in ("golden-sdar", "golden-dream"):
