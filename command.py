@@ -177,7 +177,7 @@ def write_json(path, value):
     write_text(path, json.dumps(value))
 
 
-def check_writable(path):
+def check_writable(path, option="--out"):
     """ValueError, before any work, for a place where no file could be written in the end."""
     try:
         folder = os.path.dirname(os.path.abspath(path))
@@ -189,7 +189,7 @@ def check_writable(path):
         os.remove(trial)
     except OSError as error:
         why = error.strerror or error
-        raise ValueError(f"{path} cannot be written ({why}): choose another --out") from None
+        raise ValueError(f"{path} cannot be written ({why}): choose another {option}") from None
 
 
 def check_regular(path):

@@ -151,7 +151,7 @@ def node(target, tree, u, parent, stale):
 def stale_probability(stale, before, after):
     """Π p(v) of the commits between two states; None for a token that `stale` does not keep."""
     masks_left = sum(before[s] == stale.state[s] for s in stale.positions)
-    seen = stale.at(len(before) - masks_left)  # the candidates at the step of `before`
+    seen = stale.candidates(len(before) - masks_left)  # the candidates at the step of `before`
     p = 1.0
     for s in changed(before, after):
         row = stale.positions.index(s)
