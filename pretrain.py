@@ -237,7 +237,7 @@ def load_training(path, model, optimizers, about):
     try:
         with safe_open(path, "pt") as file:
             notes = file.metadata()
-            step, before = int(notes["step"]), json.loads(notes["about"])
+            step, before = int(notes["step"]), dict(json.loads(notes["about"]))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
     except (SafetensorError, OSError, TypeError, KeyError, ValueError) as error:
         message = f"{path} cannot be read ({command.reason(error)}): delete it to start again"

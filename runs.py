@@ -23,7 +23,8 @@ import transformers
 import command
 import tasks
 from methods import METHODS, rows_of
-from trajectories import identity, world
+from targets import identity
+from trajectories import world
 
 NOT_COMPARED = ("out", "plot", "html", "device")  # options that rows do not depend on
 KINDS = {  # what a row holds

@@ -166,12 +166,13 @@ def test_noised_statistics_are_those_of_the_recorded_depths():
 
 def test_collected_passes_are_the_draft_free_loops_own(target):
     """Many prompts in one batch: the texts are those of the loop, and so are the passes."""
-    prompts = [target.encode(p.prompt) for p in tasks.problems("code", "train", 40)]
-    together = max(trajectories.equally_long(prompts, 3), key=len)
-    decoder = Decoder(gen_len=33)
+    drawn = tasks.problems("code", "train", 10)
+    # equally long, and the second answer ends a block before the others
+    together = [target.encode(drawn[i].prompt) for i in (2, 3, 9)]
+    decoder = Decoder(gen_len=160)
     canvases = trajectories.lockstep(target, decoder, together)
     results = [dlm.generate(target, decoder, prompt) for prompt in together]
-    assert len(together) == 3
+    assert len({len(result.written) for result in results}) > 1
     assert [canvas.written() for canvas in canvases] == [result.written for result in results]
     told = []
     data = trajectories.collect(target, decoder, together, told=told.append)
@@ -220,10 +221,11 @@ def test_prompts_of_a_file(tmp_path):
     """Text or JSON, with a byte-order mark or not, empty lines left out."""
     path = tmp_path / "prompts.txt"
     lines = ["Mia has 3 cards.", "", '{"prompt": "", "question": "a"}', '{"text": "b", "id": 1}']
+    lines += ['{"text": "x", "question": "c"}', '{"question": "x", "prompt": "d", "text": "y"}']
     path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join(lines).encode())
-    assert trajectories.read_prompts(str(path), 3) == ["Mia has 3 cards.", "a", "b"]
-    path.write_bytes(b'\xef\xbb\xbf{"prompt": "c"}\n')
-    assert trajectories.read_prompts(str(path), 1) == ["c"]
+    assert trajectories.read_prompts(str(path), 5) == ["Mia has 3 cards.", *"abcd"]
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "e"}\n')
+    assert trajectories.read_prompts(str(path), 1) == ["e"]
 
 
 @pytest.mark.parametrize(
@@ -344,6 +346,35 @@ def test_a_folder_is_not_gone_on_with_by_another_collection(tmp_path, monkeypatc
     assert "other about.json" in ended(trajectories.main, argv)
 
 
+def test_options_reach_the_collecting(tmp_path, monkeypatch):
+    """Temperatures take turns, every shard has a seed of its own, all else reaches decoder, target
+    and batches; the order of batches is drawn."""
+    calls, target = [], SimpleNamespace(encode=lambda text: torch.tensor([1, int(text)]))
+    one = {name: torch.zeros(1) for name in trajectories.FIELDS}
+
+    def collect(target, decoder, prompts, batch, told):
+        calls.append((decoder, [int(prompt[1]) for prompt in prompts], batch))
+        return one
+
+    monkeypatch.setattr(targets, "load", lambda *given: setattr(target, "given", given) or target)
+    monkeypatch.setattr(trajectories, "collect", collect)
+    path = tmp_path / "prompts"
+    path.write_text("\n".join(map(str, range(10))))
+    argv = ["--prompts", str(path), "--num-prompts", "8", "--batch", "2", "--shard", "1"]
+    argv += ["--gen-len", "7", "--temperature", "0", "1.5", "--confidence", "margin", "--seed", "5"]
+    argv += ["--cache", "prefix", "--dtype", "float64", "--device", "cpu", "--block-size", "16"]
+    trajectories.main([*argv, "--out", str(tmp_path / "out")])
+    decoders = [decoder for decoder, *_ in calls]
+    assert decoders == [
+        Decoder(gen_len=7, temperature=t, confidence="margin", seed=seed)
+        for t, seed in ((0.0, 5), (1.5, 6), (0.0, 7), (1.5, 8))
+    ]
+    assert target.given == ("embedded", "cpu", torch.float64, 16) and target.cache == "prefix"
+    drawn = [prompts for _, prompts, _ in calls]
+    assert sorted(drawn) == [[0, 1], [2, 3], [4, 5], [6, 7]] != drawn
+    assert [batch for *_, batch in calls] == [2] * 4
+
+
 @pytest.mark.parametrize(
     "argv, says",
     [
@@ -410,6 +441,9 @@ def test_an_example_by_hand():
 def test_drawn_examples(data, reads_noise):
     """Half of 4,096 positions a batch, at every depth on the path that is trained on; with noise,
     at those that it was recorded for."""
+    statistics = torch.zeros_like(data["noised"])
+    statistics[..., 3] = torch.repeat_interleave(data["depth"], data["count"], 0)
+    data = data | {"noised": statistics}
     for k in (2, 5, 24):
         group = (data["count"] == k).nonzero()[:, 0]
         generator = torch.Generator().manual_seed(0)
@@ -419,8 +453,25 @@ def test_drawn_examples(data, reads_noise):
         assert features.shape == (2048 // k, k, 72)
         assert not decided.gather(1, label[:, None]).any()
         assert (noised is not None) == reads_noise
-        recorded = {d for d in data["depth"][group].flatten().tolist()}
+        if reads_noise:  # here its last column says which depth it was recorded for
+            assert (noised[..., 3] == depths[:, None]).all()
+        recorded = set(data["depth"][group].flatten().tolist())
         assert set(depths.tolist()) == (recorded if reads_noise else set(range(1, min(k, 17))))
+
+
+def test_every_position_is_drawn_as_often(tmp_path, monkeypatch):
+    """30 passes of 2 positions and 10 of 6: half of the batches each."""
+    passes = [{"when": [0, 1]}] * 30 + [{"when": list(range(6))}] * 10
+    data, counts = made_up(*passes), []
+
+    def draw(data, group, reads_noise, generator):
+        counts.append(int(data["count"][group[0]]))
+        return train.order_batch(data, group[:1], torch.tensor([1]))
+
+    monkeypatch.setattr(train, "draw_batch", draw)
+    small = {"width": 16, "layers": 1, "heads": 1, "hidden": 16}
+    train.train_order(data, data, str(tmp_path), 100, 0, {}, **small)
+    assert len(counts) == 200 and set(counts) == {2, 6} and 80 < counts.count(2) < 120
 
 
 class MadeUp:
@@ -755,9 +806,13 @@ def test_noisy_copies():
     assert (rates[rates < 1] < 0.5).float().mean().item() == pytest.approx(0.5, abs=0.1)
 
 
-def test_the_loss_is_what_the_target_says_of_masked_positions(target, monkeypatch):
+def test_the_loss_is_what_the_target_says_of_masked_positions(target, request, monkeypatch):
     """Each noisy block read behind the clean blocks before it, as in decoding."""
     monkeypatch.setattr(target.model.config, "mask_token_id", target.mask_id, raising=False)
+    # [MASK] is likely, and must not count
+    loud = torch.nn.functional.one_hot(torch.tensor(target.mask_id), target.n_ids) * 20.0
+    hook = target.model.lm_head.register_forward_hook(lambda _, __, logits: logits + loud)
+    request.addfinalizer(hook.remove)
     drawn = pretrain.encode_examples(target.tokenizer, 20, 3)
     ids, start = max(drawn, key=lambda example: len(example[0]) - example[1])
     is_answer = torch.arange(len(ids)) >= start
@@ -826,19 +881,23 @@ def test_the_shipped_tokenizer_is_made_again(target):
     assert pretrain.make_tokenizer().get_vocab() == target.tokenizer.get_vocab()
 
 
-def test_accuracy_counts_right_answers(capsys, monkeypatch):
-    """Every held-out prompt is scored once, with its own answer."""
+def test_accuracy_counts_right_answers(target, capsys, monkeypatch):
+    """Every held-out prompt is scored once, with what the target writes for it."""
     seen = []
 
     def score(problem, text):
-        seen.append(problem.prompt)
+        seen.append((problem.prompt, text))
         return len(seen) % 2 == 0
 
     monkeypatch.setattr(tasks, "score", score)
-    pretrain.main(["accuracy", "--num-samples", "4", "--gen-len", "32", "--seed", "3"])
+    pretrain.main(["accuracy", "--num-samples", "4", "--gen-len", "8", "--seed", "3"])
     out = capsys.readouterr().out
     drawn = [p.prompt for t in tasks.TASKS for p in tasks.problems(t, "test", 4, 3)]
-    assert sorted(seen) == sorted(drawn) and out.count(" 2/4 right") == 2
+    texts = [
+        target.decode(dlm.generate(target, Decoder(gen_len=8), target.encode(prompt)).ids)
+        for prompt in drawn
+    ]
+    assert sorted(seen) == sorted(zip(drawn, texts)) and out.count(" 2/4 right") == 2
 
 
 @pytest.mark.parametrize(

@@ -342,18 +342,11 @@ def from_torchrun(name, alone):
 # ----------------------------------------------------------------------------------- the command
 
 
-def identity(name):
-    """What stands for a target's configuration and weights, by content."""
-    folder = targets.find_folder(name)
-    weights = sorted(glob.glob(os.path.join(glob.escape(folder), "model*.safetensors")))
-    return command.content_id(os.path.join(folder, "config.json"), *weights)
-
-
 def about(args):
     """All that trajectories depend on, as a dict: options, target, prompts and code."""
     options = {name: value for name, value in vars(args).items() if name not in ("out", "device")}
     contents = {
-        "target_id": identity(args.model),
+        "target_id": targets.identity(args.model),
         "prompts_id": command.content_id(args.prompts) if args.prompts else None,
         "code": command.code_id(),
     }
