@@ -32,7 +32,6 @@ import methods
 import options
 import report
 import runs
-import targets
 import tasks
 import verify
 from decoder import CONFIDENCES, NOISES, PRECISIONS, RELEASED, RULES, Decoder

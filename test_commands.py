@@ -121,8 +121,9 @@ def test_python_in_the_readme_runs(monkeypatch):
     for piece in re.findall(r"```python\n(.*?)```", README, re.S):
         exec(piece, space)
     made = [value for name, value in space.items() if name not in known and callable(value)]
-    drafts = [f for f in made if inspect.isfunction(f)
-              and list(inspect.signature(f).parameters)[:3] == ["stale", "canvas", "budget"]]  # fmt: skip
+    made = [made_here for made_here in made if inspect.isfunction(made_here)]
+    takes = {function: list(inspect.signature(function).parameters) for function in made}
+    drafts = [function for function in made if takes[function][:3] == ["stale", "canvas", "budget"]]
     target, decoder = targets.load("embedded", dtype=torch.float64), Decoder(gen_len=40)
     prompt = target.encode("Mia has 5 coins. Mia finds 4 more coins.")
     free = dlm.generate(target, decoder, prompt)
