@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 import dlm
 import targets
 import tasks
-from decoder import CONFIDENCES, Decoder
+from decoder import CONFIDENCES, PRECISIONS, Decoder
 from drafter import Stale
 from full import CACHES
 
@@ -360,10 +360,8 @@ def run_collect(args):
     share; under torchrun processes take turns too.
     """
     (rank, ranks), texts = world(), texts_of(args)
-    decoders = [
-        Decoder(gen_len=args.gen_len, temperature=t, confidence=args.confidence)
-        for t in args.temperature
-    ]
+    shared = {name: getattr(args, name) for name in ("gen_len", "confidence", "precision")}
+    decoders = [Decoder(temperature=t, **shared) for t in args.temperature]
     open_folder(args.out, about(args))
     command.say(f"loading {args.model}")
     device, dtype = own_device(args.device), getattr(torch, args.dtype)
@@ -423,6 +421,7 @@ def parse(argv=None):
     turns = "several take turns from shard to shard"
     add("--temperature", nargs="+", type=float, default=[0.0], help=turns)
     add("--confidence", default="sampled", choices=CONFIDENCES, help="at T > 0")
+    add("--precision", default="bfloat16", choices=list(PRECISIONS), help="of the confidence")
     add("--seed", type=command.natural, default=0)
     return parser.parse_args(argv)
 
