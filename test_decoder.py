@@ -1,8 +1,9 @@
-"""Tests of decoder.py by hand: commit rules at and beside equality, quotas, noise, the law, scores, F.
+"""Tests of decoder.py by hand: commit rules at and beside equality, quotas, noise, the law, scores,
+F.
 
-Every right value is worked out here: `section7` is the table of commit rules written down once more,
-`noise` the hash in Python's whole numbers, `tempered` the law in plain floats. Scores are eighths, so
-that sums and products of them are exact and equality is equality.
+Every right value is worked out here: `section7` is the table of commit rules written down once
+more, `noise` the hash in Python's whole numbers, `tempered` the law in plain floats. Scores are
+eighths, so that sums and products of them are exact and equality is equality.
 
 Left out: the law of whole texts (test_sampling.py), texts of whole models (test_exactness.py).
 
@@ -47,7 +48,7 @@ def test_worked_examples():
         assert failed == 0 and tried >= least, module
 
 
-# ------------------------------------------------------------------------------- 1. commit rules
+# ---------------------------------------------------------------------------------- 1. commit rules
 
 
 def section7(rule, value, scores):
@@ -255,7 +256,7 @@ def test_released_names_of_rules(name, rule, value):
     assert Decoder(name, 0.5).value == 0.5 and Decoder(name, 0.0).value == 0.0
 
 
-# ---------------------------------------------------------------------------------- 2. quotas
+# ---------------------------------------------------------------------------------------- 2. quotas
 
 
 @pytest.mark.parametrize("rule, value, quota, right", [
@@ -313,7 +314,7 @@ def test_the_linear_schedule_by_hand():
     assert deciding.linear_schedule(8, 2, last=0.5) == {0: 2, 2: 6}
 
 
-# ------------------------------------------------------------------------------ 3. noise and law
+# --------------------------------------------------------------------------------- 3. noise and law
 
 GOLDEN = 0x9E3779B97F4A7C15
 
@@ -327,7 +328,8 @@ def splitmix(x):
 
 
 def noise(seed, block, step, position, token):
-    """G of one token: 52 bits of the hash of the four numbers, one after the other, and the token."""
+    """G of one token: 52 bits of the hash of the four numbers, one after the other, and the
+    token."""
     key = seed % 2**64
     for part in (block, step, position):
         key = splitmix(key) ^ part
@@ -461,7 +463,7 @@ def test_perturbed_by_hand():
     assert Decoder().perturbed(log_p, *name) is log_p
 
 
-# ----------------------------------------------------------------------------------- 4. scores
+# ---------------------------------------------------------------------------------------- 4. scores
 
 DRAWN = [0.5, 0.3, 0.2]  # token 1 is drawn
 ENTROPY = -sum(p * math.log(p) for p in DRAWN)  # 1.0297
@@ -541,7 +543,7 @@ def test_precision_decides_the_order(precision, first):
     assert got.tolist() == pytest.approx(right, abs=1e-7)
 
 
-# ---------------------------------------------------------------------------------------- 5. F
+# --------------------------------------------------------------------------------------------- 5. F
 
 
 def read(states, rows, blocks=None):
@@ -672,7 +674,7 @@ def test_conditionals_that_are_none_are_an_error(temperature, value):
     Decoder(temperature=temperature).transition(read(STATES, rows, BLOCKS))
 
 
-# ------------------------------------------------------------------------- 6. what is refused
+# ------------------------------------------------------------------------------- 6. what is refused
 
 
 @pytest.mark.parametrize("options, named", [

@@ -1,8 +1,9 @@
 """Tests of full.py: targets that see the whole canvas, plain and with Fast-dLLM's caches.
 
-On random models in float64 whose reference is the stock Qwen3 without a mask: what a pass that opens
-a block sees, what each cache keeps of it, where shifted logits stand, when a block is closed; the
-canvas by hand; the text of the draft-free loop under every draft, cache and shift, padded or not.
+On random models in float64 whose reference is the stock Qwen3 without a mask: what a pass that
+opens a block sees, what each cache keeps of it, where shifted logits stand, when a block is closed;
+the canvas by hand; the text of the draft-free loop under every draft, cache and shift, padded or
+not.
 
 Left out: LLaDA's and Dream's own numbers (test_targets.py).
 
@@ -59,7 +60,7 @@ def close(ours, right):
     return ours.shape == right.shape and torch.allclose(ours, right, rtol=0, atol=1e-9)
 
 
-# --------------------------------------------------------------------------- 1. the canvas by hand
+# ---------------------------------------------------------------------------- 1. the canvas by hand
 
 
 def test_what_a_full_target_is_by_default():
@@ -130,15 +131,15 @@ def test_an_unknown_cache_is_refused(cache):
     assert one_sentence(error)
 
 
-# ---------------------------------------------------------------------- 2. what a pass sees
+# ------------------------------------------------------------------------------ 2. what a pass sees
 
 
 @pytest.mark.parametrize("shift, cache", KINDS)
 @pytest.mark.parametrize("P", (13, 1))
 def test_the_first_pass_of_a_block_sees_the_whole_canvas(P, shift, cache):
-    """Blocks start at the prompt's end, and masks stand up to the canvas's end. The conditionals are
-    the uncached ones of that row; with shifted logits, those at the place before each position, of
-    which only the first is read where a cache is made."""
+    """Blocks start at the prompt's end, and masks stand up to the canvas's end. The conditionals
+    are the uncached ones of that row; with shifted logits, those at the place before each position,
+    of which only the first is read where a cache is made."""
     target = whole_target(shift, cache)
     canvas = dlm.start(target, Decoder(gen_len=17), random_prompt(P))
     for begin in (P, P + L, P + 2 * L):
@@ -188,7 +189,7 @@ def behind_kept(row, start, states, kept, tail, shift):
         out = model(
             input_ids=new, position_ids=torch.arange(start, start + n)[None],
             attention_mask=torch.zeros(1, 1, n, len(kept) + n, dtype=torch.float64),
-            past_key_values=first.past_key_values,
+            cache=first.past_key_values,
         ).logits[0]  # fmt: skip
         out[:, MASK] = -torch.inf
         every += [out[max(s - shift, 0)].softmax(-1) for s in range(L) if state[s] == MASK]
@@ -265,7 +266,7 @@ def test_only_first_by_hand():
         assert first.states.equal(out.states) and not out.partial
 
 
-# ------------------------------------------------------------------------------ 3. the same text
+# --------------------------------------------------------------------------------- 3. the same text
 
 SETTINGS = [  # decoders; gen_len is no multiple of the block
     {"rule": "exact", "gen_len": 13},
@@ -368,7 +369,7 @@ def test_odd_block_sizes(shift, cache, block_size):
         assert got.written == free.written
 
 
-# ------------------------------------------------------------------------------ 4. padded passes
+# --------------------------------------------------------------------------------- 4. padded passes
 
 
 @pytest.mark.parametrize("shift, cache", KINDS)
