@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -165,13 +166,22 @@ def test_noised_statistics_are_those_of_the_recorded_depths():
 
 
 def test_collected_passes_are_the_draft_free_loops_own(target):
-    """Many prompts in one batch: the texts are those of the loop, and so are the passes."""
+    """Many prompts in one batch: the texts are those of the loop, and so is every step."""
     drawn = tasks.problems("code", "train", 10)
     # equally long, and the second answer ends a block before the others
     together = [target.encode(drawn[i].prompt) for i in (2, 3, 9)]
     decoder = Decoder(gen_len=160)
-    canvases = trajectories.lockstep(target, decoder, together)
-    results = [dlm.generate(target, decoder, prompt) for prompt in together]
+    steps, right = {0: [], 1: [], 2: []}, {0: [], 1: [], 2: []}
+
+    def watch(kept, i, canvas, state, following, out, unit):
+        kept[i].append((canvas.block, state, following, out.unit(unit).argmax(-1).tolist()))
+
+    canvases = trajectories.lockstep(target, decoder, together, partial(watch, steps))
+    results = [
+        dlm.generate(target, decoder, prompt, watch=partial(watch, right, i))
+        for i, prompt in enumerate(together)
+    ]
+    assert steps == right
     assert len({len(result.written) for result in results}) > 1
     assert [canvas.written() for canvas in canvases] == [result.written for result in results]
     told = []
