@@ -193,6 +193,17 @@ def test_the_order_rotates(prepared, monkeypatch):
                       ["spot", "draft-free", "chain"]]  # fmt: skip
 
 
+@pytest.mark.parametrize("gen_len, right", [(4, False), (160, True)])
+def test_the_written_text_is_scored(gen_len, right, prepared):
+    """A whole answer to this story is right, a cut one is not."""
+    args = SimpleNamespace(**vars(prepared.args) | {"methods": []})
+    here = replace(prepared, args=args, decoder=Decoder(gen_len=gen_len))
+    here.problems = {"arithmetic": tasks.problems("arithmetic", "test", 1)}
+    rows = bench.measure_prompt(here, "arithmetic", 0, 0.0, 0, tqdm(disable=True))
+    assert [row["right"] for row in rows] == [right]
+    assert ("####" in rows[0]["text"]) == right
+
+
 def test_samples_have_noise_of_their_own(prepared):
     """No two prompts or samples of a task share their noise, and --seed moves all."""
     pairs = [(index, seed) for index in range(5) for seed in range(3)]
