@@ -20,7 +20,7 @@ import ddtree
 import dlm
 import targets
 import trace
-from dlm import Decoder
+from decoder import Decoder
 from drafter import load_drafter
 from verify import speculate
 
