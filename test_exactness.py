@@ -205,11 +205,13 @@ class Scripted(dlm.Target):
         self.device, self.pad_to, self.calls = torch.device("cpu"), None, []
 
     def conditionals(self, block, s):
-        """log p, float64 [11], at position s of a block: the token's confidence, the next lower
-        one's half of the rest, [MASK] none."""
+        """log p, float64 [11], at position s of a block: two other tokens share the rest, [MASK]
+        has none."""
         p = torch.zeros(11, dtype=torch.float64)
         token, sure = (4 * block + s) % 10, self.ORDER[s]
-        p[token], p[(token + 1) % 10], p[(token + 2) % 10] = sure, (1 - sure) * 0.6, (1 - sure) * 0.4
+        p[[token, (token + 1) % 10, (token + 2) % 10]] = torch.tensor(
+            [sure, (1 - sure) * 0.6, (1 - sure) * 0.4], dtype=torch.float64
+        )
         return p.log()
 
     def forward(self, states, blocks, prefix, parents):
@@ -217,8 +219,11 @@ class Scripted(dlm.Target):
             seen = prefix + (states[parents[u]] if u in parents else ())
             assert len(seen) == 4 * block and self.MASK not in seen
         self.calls.append((list(states), list(blocks), prefix, dict(parents)))
-        places = [(b, s) for state, b in zip(states, blocks) for s in range(4) if state[s] == self.MASK]
-        rows = [self.conditionals(*place) for place in places]
+        rows = [
+            self.conditionals(block, s)
+            for state, block in zip(states, blocks)
+            for s in range(4) if state[s] == self.MASK
+        ]  # fmt: skip
         rows = torch.stack(rows) if rows else torch.zeros(0, 11, dtype=torch.float64)
         masked = [i for i, token in enumerate(itertools.chain(*states)) if token == self.MASK]
         counts = [state.count(self.MASK) for state in states]
@@ -290,7 +295,7 @@ def test_lengths_at_and_beside_the_borders_of_blocks(P, gen_len, written, prefil
     ([], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),
     ([6], [], 2), ([7], [6], 2), ([8], [6, 7], 6), ([1], [6, 7, 8, 9, 0], 6),
     ([9, 7], [6], 2), ([4], [6, 7, 8, 9, 0, 1, 2, 3], 10),
-    ([5], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),  # in the active block, but in the prompt; and behind gen_len
+    ([5], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),  # in the prompt, and behind gen_len
 ])  # fmt: skip
 def test_stops_by_hand(stop_ids, ids, written):
     """The block with a stop id is the last one; the answer is cut before the first stop id, or
@@ -336,7 +341,8 @@ def test_the_canvas_by_hand():
     longer = dlm.start(target, Decoder(gen_len=7), PROMPT)
     longer.advance((5, 6, 6, 8), longer.look([(5, 6, 6, 8)])[0], 0)
     assert not longer.is_final((8, 9, 0, 1)) and longer.is_final((8, 9, 7, 1))
-    for P, done, state in ((3, [], (0, 0, 0, M)), (4, [0] * 4, (M,) * 4), (5, [0] * 4, (0, M, M, M))):
+    begins = (3, [], (0, 0, 0, M)), (4, [0] * 4, (M,) * 4), (5, [0] * 4, (0, M, M, M))
+    for P, done, state in begins:
         canvas = dlm.start(Scripted(), decoder, [0] * P)
         assert (canvas.done, canvas.state, canvas.passes["prefill"]) == (done, state, int(P > 3))
 

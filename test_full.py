@@ -283,7 +283,8 @@ def test_every_draft_writes_the_draft_free_text(shift, cache):
     drafter, decodes, accepted = small_drafter(L), 0, 0
     for i, options in enumerate(SETTINGS):
         target = whole_target(shift, cache, i)
-        decoder, prompt, budget = Decoder(seed=i, **options), random_prompt((13, 1, 8)[i]), (6, 20, 1)[i]
+        decoder, prompt = Decoder(seed=i, **options), random_prompt((13, 1, 8)[i])
+        budget = (6, 20, 1)[i]
         target.pad_to = (None, 22, 3)[i]
         truth, states = with_truth(target, decoder, prompt)
         assert dlm.generate(target, decoder, prompt, fused=False).passes == truth.passes

@@ -1,11 +1,11 @@
-"""Tests of sampling, paper section 6: the accelerated sampler follows the target's law, and writes the
-draft-free text.
+"""Tests of sampling, paper section 6: the accelerated sampler follows the target's law, and writes
+the draft-free text.
 
-The law of tiny targets (tables of logits instead of a network) is enumerated whole, by rules, law and
-confidence that are written down here and in test_decoder.py once more, and compared with what the
-speculative loop writes under SEEDS seeds by a chi-square test. ALARM is the chance that a right
-sampler is called wrong by one such test; a wrong one must be called wrong at STRICT. Seeds are fixed,
-so that no result varies.
+The law of tiny targets (tables of logits instead of a network) is enumerated whole, by rules, law
+and confidence that are written down here and in test_decoder.py once more, and compared with what
+the speculative loop writes under SEEDS seeds by a chi-square test. ALARM is the chance that a right
+sampler is called wrong by one such test; a wrong one must be called wrong at STRICT. Seeds are
+fixed, so that no result varies.
 
 Left out: noise, law and confidence by hand (test_decoder.py); time, and how many passes sampling
 takes (bench.py --temperature).
@@ -48,7 +48,7 @@ SEEDS = 400
 EXAMPLE = [[0.9, 0.1], [0.6, 0.4]]  # section 6: two positions, whatever is decided
 
 
-# ------------------------------------------------------------------------------ tables as targets
+# -------------------------------------------------------------------------------- tables as targets
 
 
 class TableTarget(dlm.Target):
@@ -131,7 +131,8 @@ def enumerate_law(target, decoder):
                 if target.mask_id not in state:
                     following[state] += p
                     continue
-                for after, q in one_step(decoder, state, target.table(state, block).numpy()).items():
+                log_p = target.table(state, block).numpy()
+                for after, q in one_step(decoder, state, log_p).items():
                     following[after] += p * q
             states = following
         texts = {text + state: p * q for text, p in texts.items() for state, q in states.items()}
@@ -175,7 +176,7 @@ def draft_of(name):
     }[name]
 
 
-# ------------------------------------------------------------------------- 1. small things first
+# ---------------------------------------------------------------------------- 1. small things first
 
 
 def test_the_chi_square_test():
@@ -298,7 +299,7 @@ def test_the_shipped_target_samples_the_same_text():
     assert texts[0] != texts[1]
 
 
-# ---------------------------------------------------------------------------------------- 3. the law
+# --------------------------------------------------------------------------------------- 3. the law
 
 CASES = [  # block size, tokens, blocks, rule, value, T, confidence, other options
     (2, 2, 2, "exact", None, 1.0, "sampled", {}),
