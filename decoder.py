@@ -128,8 +128,8 @@ def linear_schedule(masks, steps, last=1e-3):
     >>> linear_schedule(8, 4)
     {0: 1, 1: 2, 3: 2, 5: 3}
     """
-    if steps < 1:
-        raise ValueError(f"the number of steps is {steps}: give at least 1")
+    if type(masks) is not int or type(steps) is not int or steps < 1:
+        raise ValueError(f"the number of steps is {steps}: give a whole number of at least 1")
     times = torch.linspace(1, last, steps + 1).tolist()
     schedule, decided = {}, 0
     for step, (t, s) in enumerate(zip(times, times[1:]), 1):
@@ -204,7 +204,7 @@ class Decoder:
     quota: int | dict = 1
 
     def __post_init__(self):
-        self.rule = RELEASED.get(self.rule, self.rule)
+        self.rule = RELEASED.get(str(self.rule), self.rule)
         self.check()
         self.value = RULES[self.rule].value if self.value is None else self.value
 
@@ -212,9 +212,13 @@ class Decoder:
         """ValueError with one sentence for a setting that cannot be used."""
         names = {"rule": RULES, "precision": PRECISIONS, "confidence": CONFIDENCES, "noise": NOISES}
         for kind, known in names.items():
-            if getattr(self, kind) not in known:
+            if getattr(self, kind) not in tuple(known):
                 choices = ", ".join(known)
                 raise ValueError(f"unknown {kind} {getattr(self, kind)!r}: choose from {choices}")
+        for kind in ("temperature", "top_p", "value"):
+            number = getattr(self, kind)
+            if not isinstance(number, (int, float)) and not (kind == "value" and number is None):
+                raise ValueError(f"{kind} is {number!r}: give a number")
         quotas = self.quota.values() if isinstance(self.quota, dict) else [self.quota]
         # with 0, a pass may change nothing, for ever
         if not all(type(count) is int and count >= 1 for count in quotas):

@@ -328,6 +328,8 @@ class Target:
         """A user's message in the target's chat format as token ids, int64 [P]."""
         if not isinstance(text, str) or not text.strip():
             raise ValueError("the prompt is empty: give at least one word")
+        if any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise ValueError("the prompt holds bytes that are no UTF-8: write it in UTF-8")
         if self.tokenizer is None:
             raise ValueError(
                 "the model's folder holds no tokenizer files: add them, or give token ids"

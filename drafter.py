@@ -28,6 +28,7 @@ TOP = 32  # stale probabilities kept per position
 STALE_FEATURES = 2 * TOP + 8
 PATH_FEATURES = 2
 NOISE_FEATURES = 4
+LARGEST = 1 << 14  # of a drafter's sizes
 
 
 # ---------------------------------------------------------------------------- what a round may know
@@ -245,9 +246,15 @@ def load_drafter(folder, device="cpu"):
     again = "fetch or train it again"
     try:
         config = command.read_json(path)
-        drafter = OrderDrafter(**config.pop("shape"))
+        shape = config.pop("shape")
+        weights = load_file(os.path.join(folder, "model.safetensors"))
+        # sizes beyond the file's would take for ever to build, and other types load silently
+        whole = shape.get("layers", 1) <= len(weights) and max(shape.values()) <= LARGEST
+        if not whole or any(tensor.dtype != torch.float32 for tensor in weights.values()):
+            raise ValueError("sizes or types that no drafter has")
+        drafter = OrderDrafter(**shape)
         drafter.about = config
-        drafter.load_state_dict(load_file(os.path.join(folder, "model.safetensors")))
+        drafter.load_state_dict(weights)
     except Exception as error:  # whatever a broken file makes torch or json raise
         why = command.reason(error)
         raise ValueError(f"the drafter in {folder} cannot be loaded ({why}): {again}") from None

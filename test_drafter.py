@@ -410,3 +410,37 @@ PINNED = {
     (0.0, "spot"): 65, (0.0, "spot-floor"): 80, (0.0, "spot-noised"): 66,
     (2.0, "draft-free"): 333, (2.0, "chain"): 105, (2.0, "spot-noised"): 85,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("change", ("layers", "width", "type"))
+def test_drafters_of_odd_sizes_and_types(tmp_path, change):
+    """Sizes far beyond the file's are refused at once, and weights of another type do not load."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    folder = str(tmp_path)
+    drafting.OrderDrafter(width=16, layers=1, heads=2, hidden=16).save(folder)
+    if change == "type":
+        weights = load_file(folder + "/model.safetensors")
+        weights = {name: tensor.int() for name, tensor in weights.items()}
+        save_file(weights, folder + "/model.safetensors")
+    else:
+        shape = json.loads((tmp_path / "config.json").read_text())["shape"] | {change: 10**7}
+        (tmp_path / "config.json").write_text(json.dumps({"shape": shape}))
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        drafting.load_drafter(folder)
+
+
+@pytest.mark.parametrize("setting", (
+    {"temperature": "1"}, {"top_p": None}, {"value": "x"}, {"rule": 3}, {"rule": ["exact"]},
+))  # fmt: skip
+def test_settings_of_odd_types(setting):
+    with pytest.raises(ValueError, match="give a number|unknown rule"):
+        Decoder(**setting)
+
+
+def test_text_that_is_no_utf8():
+    """As Python hands over bytes of another encoding on the command line."""
+    with pytest.raises(ValueError, match="UTF-8"):
+        targets.load("embedded").encode("caf\udce9")

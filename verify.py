@@ -109,17 +109,21 @@ def speculate(target, decoder, prompt, draft, matching="coupled", walk=accept, w
 def checked(tree, canvas):
     """The tree that a draft returned, if it is one; else ValueError says what is wrong with it."""
     root, mask_id = canvas.state, canvas.target.mask_id
-    if not tree.states or tree.states[0] != root:
-        raise ValueError("a draft's first state must be the canvas's: begin with root_only(canvas)")
-    if not len(tree.states) == len(tree.masses) == len(tree.parents):
-        raise ValueError("a draft's states, masses and parents must be equally many")
-    for state in tree.states:
-        if len(state) != len(root):
-            raise ValueError(f"a drafted state has {len(state)} positions, the block {len(root)}")
-        if any(old not in (mask_id, new) for old, new in zip(root, state)):
-            raise ValueError("a drafted state changes a decided position: keep what is decided")
-        if not 0 <= min(state) <= max(state) < canvas.target.model.config.vocab_size:
-            raise ValueError("a drafted state holds an id that the target does not have")
+    try:
+        if not tree.states or tree.states[0] != root:
+            raise ValueError("a draft's first state must be the canvas's: use root_only(canvas)")
+        if not len(tree.states) == len(tree.masses) == len(tree.parents):
+            raise ValueError("a draft must have equally many states, masses and parents: add some")
+        for state in tree.states:
+            if type(state) is not tuple or len(state) != len(root):
+                raise ValueError(f"a drafted state must be a tuple of {len(root)} ids: make it one")
+            if any(old not in (mask_id, new) for old, new in zip(root, state)):
+                raise ValueError("a drafted state changes a decided position: keep what is decided")
+            if not 0 <= min(state) <= max(state) < canvas.target.model.config.vocab_size:
+                raise ValueError("a drafted state holds an unknown id: use those of the target")
+    except (AttributeError, TypeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"a draft returned no tree of token ids ({why}): return a Tree") from None
     return lone_crossing(tree, canvas) if canvas.target.pad_to else tree
 
 
