@@ -514,10 +514,6 @@ PINNED = {
 @pytest.mark.parametrize("change", ("layers", "width", "type"))
 def test_drafters_of_odd_sizes_and_types(tmp_path, change):
     """Sizes far beyond the file's are refused at once, and weights of another type do not load."""
-    import json
-
-    from safetensors.torch import load_file, save_file
-
     folder = str(tmp_path)
     drafting.OrderDrafter(width=16, layers=1, heads=2, hidden=16).save(folder)
     if change == "type":
