@@ -112,6 +112,7 @@ LLADA = Family(  # a Llama without the causal mask
     only=dict(
         rope=True, layer_norm_type="rms", block_type="llama", alibi=False, include_bias=False,
         scale_logits=False, input_emb_norm=False, attention_layer_norm=False,
+        multi_query_attention=False, clip_qkv=None,
     ),
     chat="<|startoftext|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
     "<|start_header_id|>assistant<|end_header_id|>\n\n",

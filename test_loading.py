@@ -907,7 +907,7 @@ WRONG = [  # family, field, value: of a wrong type, or of a size with which no m
     *[("sdar", "max_position_embeddings", value) for value in (0, -1, 10**12, "long")],
     *[("sdar", "hidden_act", value) for value in ("relu9", 5, ["silu"])],
     *[("sdar", "rms_norm_eps", value) for value in ("small", -1e-6, float("nan"))],
-    *[("sdar", "rope_theta", value) for value in (0, -1, "x", True, [1], float("nan"))],
+    *[("sdar", "rope_theta", value) for value in (0, -1, "x", True, [1], float("nan"), 10**400)],
     *[("sdar", "rope_parameters", value) for value in ([1], "x", 7, {"rope_type": "yarn"})],
     ("sdar", "rope_scaling", {"type": "linear", "factor": 2.0}),
     *[("sdar", "tie_word_embeddings", value) for value in ("no", 1)],
@@ -944,7 +944,8 @@ UNLIKE = [  # family, field, value: another computation than that of the native 
     ("llada", "alibi", True), ("llada", "rope", False), ("llada", "include_bias", True),
     ("llada", "layer_norm_type", "default"), ("llada", "block_type", "sequential"),
     ("llada", "scale_logits", True), ("llada", "input_emb_norm", True),
-    ("llada", "attention_layer_norm", True),
+    ("llada", "attention_layer_norm", True), ("llada", "multi_query_attention", True),
+    ("llada", "clip_qkv", 5),
 ]  # fmt: skip
 
 

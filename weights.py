@@ -61,7 +61,7 @@ def check_sizes(fields, rope):
     rotary = head_dim * rope.get("partial_rotary_factor", 1)  # dimensions that RoPE turns, in pairs
     if not 0 < rotary <= head_dim or rotary % 2:
         raise ValueError(f"RoPE turns {rotary} of {head_dim} dimensions")
-    if type(rope["rope_theta"]) is bool or not 0 < rope["rope_theta"] < float("inf"):
+    if type(rope["rope_theta"]) is bool or not 0 < rope["rope_theta"] < 1e30:
         raise ValueError(f"rope_theta is {rope['rope_theta']}")
     if "n_group" in fields:
         check_experts(fields)
