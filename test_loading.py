@@ -857,6 +857,8 @@ def test_a_path_names_a_folder_too(tmp_path):
     assert targets.identity(folder) == targets.identity(str(folder))
     for name in (None, 5, ["embedded"]):
         refused(name, named="no model .*embedded, sdar-8b")
+        with pytest.raises(FileNotFoundError, match="no model"):
+            targets.identity(name)
 
 
 # ------------------------------------------------------------------- configurations that say wrong
