@@ -17,15 +17,13 @@ from huggingface_hub import snapshot_download
 from transformers import Glm4MoeForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM, SarvamMoEConfig
-from transformers.activations import ACT2FN
-from transformers.utils import is_accelerate_available
 
 import weights
-from command import HERE, content_id, read_json, reason
+from command import HERE, content_id, read_json, read_text, reason
 from dlm import Target
 from full import FullTarget
+from weights import check_device
 
-MOST_LAYERS, MOST = 1000, 1 << 24  # of what config.json counts; no checkpoint comes near
 TEXTS = (  # the files that `load` reads, besides the weights
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
@@ -44,6 +42,7 @@ class Family:
     config: type  # the native configuration
     fields: str  # what it reads from config.json, `native=hub` where the hub's name differs
     known: dict  # what is the same in every checkpoint: for gaps in the files, and random weights
+    only: dict  # fields of which the native class computes this value alone, if they are there
     chat: str  # the prompt around a message {}, where the tokenizer brings no template
     attention: str = "block"  # "full": sees the whole canvas (full.py)
     shift: bool = False  # True: the logits at a position speak of the next one
@@ -56,6 +55,7 @@ SHARED_FIELDS = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads "
     "num_key_value_heads hidden_act rms_norm_eps max_position_embeddings tie_word_embeddings "
 )
+PLAIN = {"use_sliding_window": False, "partial_rotary_factor": 1}
 SDAR = Family(  # a Qwen3 that sees both ways inside a block
     model=Qwen3ForCausalLM,
     config=Qwen3Config,
@@ -66,6 +66,7 @@ SDAR = Family(  # a Qwen3 that sees both ways inside a block
         tie_word_embeddings=False, attention_bias=False, bos_token_id=151643, eos_token_id=151643,
         mask_token_id=151669, stop_token_ids=[151645, 151643],
     ),
+    only=PLAIN,
     chat="<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     end="<|im_end|>",
 )  # fmt: skip
@@ -87,6 +88,10 @@ LLADA2 = Family(
         norm_topk_prob=True, routed_scaling_factor=2.5, block_size=32, mask_token_id=156895,
         stop_token_ids=[156892],
     ),
+    only=dict(
+        score_function="sigmoid", moe_router_enable_expert_bias=True, use_rmsnorm=True,
+        use_bias=False, norm_head=False, use_sliding_window=False,
+    ),
     chat="<role>SYSTEM</role>detailed thinking off<|role_end|>"
     "<role>HUMAN</role>{}<|role_end|><role>ASSISTANT</role>",
     tokenizer=PreTrainedTokenizerFast,
@@ -103,6 +108,11 @@ LLADA = Family(  # a Llama without the causal mask
         n_kv_heads=32, activation_type="silu", rms_norm_eps=1e-5, max_sequence_length=4096,
         weight_tying=False, rope_theta=5e5, include_qkv_bias=False, block_size=32,
         mask_token_id=126336, stop_token_ids=[126081, 126348],
+    ),
+    only=dict(
+        rope=True, layer_norm_type="rms", block_type="llama", alibi=False, include_bias=False,
+        scale_logits=False, input_emb_norm=False, attention_layer_norm=False,
+        multi_query_attention=False, clip_qkv=None,
     ),
     chat="<|startoftext|><|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>"
     "<|start_header_id|>assistant<|end_header_id|>\n\n",
@@ -133,6 +143,7 @@ DREAM = Family(  # a Qwen2 without the causal mask, which still predicts the nex
         rope_theta=1e6, max_position_embeddings=131072, tie_word_embeddings=False, block_size=32,
         mask_token_id=151666, stop_token_ids=[151645, 151643],
     ),
+    only=PLAIN,
     chat="<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n",
     attention="full",
@@ -169,6 +180,7 @@ def load(name, device="cpu", dtype=torch.float32, block_size=None, random_weight
     configuration contradict each other.
     """
     check_device(device)
+    name = str(name)  # a path serves too
     folder = None if random_weights and name in HUB else find_folder(name)
     path, raw = known_config(name) if folder is None else read_folder(folder)
     family = family_of(path, raw)
@@ -199,6 +211,7 @@ def identity(name, random_weights=False):
 
     A target from the table alone has none of these; the code's own id stands for it.
     """
+    name = str(name)
     if random_weights and name in HUB:
         return content_id()
     folder = find_folder(name)
@@ -210,20 +223,6 @@ def is_embedded(name):
     """True for the embedded target and for others that were trained from scratch here."""
     path = os.path.join(EMBEDDED if name == "embedded" else name, "config.json")
     return os.path.isfile(path) and read_json(path).get("model_type") == "qwen3"
-
-
-def check_device(device):
-    """Refuse a device that is not there before anything is read."""
-    if device == "auto":
-        if not is_accelerate_available():
-            raise ValueError("device auto needs accelerate: pip install it, or name one device")
-        return
-    try:
-        if torch.empty(0, device=device).device.type not in ("cpu", "cuda"):
-            raise ValueError("only cpu and cuda are known here")
-    except Exception as error:  # torch has several for this
-        message = f"device {device!r} cannot be used ({reason(error)}): give cpu, cuda:0 or auto"
-        raise ValueError(message) from None
 
 
 # ------------------------------------------------------------------------------ finding its folder
@@ -273,6 +272,10 @@ def read_folder(folder):
     path = os.path.join(folder, "config.json")
     if not os.path.isfile(path):
         raise FileNotFoundError(f"{folder} holds no config.json: fetch the model again")
+    for name in (*TEXTS, weights.INDEX):  # a link whose file is gone would pass for no file
+        link = os.path.join(folder, name)
+        if os.path.islink(link) and not os.path.exists(link):
+            raise FileNotFoundError(f"{link} is a link to nothing: fetch the model again")
     return path, read_json(path)
 
 
@@ -301,63 +304,31 @@ def native_config(path, raw, family):
     ValueError for one that is missing, of a wrong type, or of a size that no model has.
     """
     try:
-        rope = rope_of(raw)
+        rope = rope_of(raw, family)
         names = [field.split("=") for field in family.fields.split()]
         fields = {name[0]: raw[name[-1]] for name in names}
-        check_sizes(fields, rope)
+        weights.check_sizes(fields, rope)
+        for name, right in family.only.items():
+            if raw.get(name) not in (None, right):
+                raise ValueError(f"{name} is {raw[name]!r}: only {right!r} is computed here")
         return family.config(**fields, rope_parameters=rope, pad_token_id=None)
     except Exception as error:  # whatever a broken file makes the library raise
         message = f"{path} is not a usable configuration ({reason(error)}): fetch it again"
         raise ValueError(message) from None
 
 
-def rope_of(raw):
+def rope_of(raw, family):
     """The rotary embedding's parameters, in the library's words, from either form of a config."""
     if raw.get("rope_scaling"):
         raise ValueError("rope_scaling is not supported")
     rope = raw.get("rope_parameters") or {"rope_type": "default", "rope_theta": raw["rope_theta"]}
     if rope["rope_type"] != "default":
         raise ValueError(f"rope_type {rope['rope_type']} is not supported")
-    if "partial_rotary_factor" in raw:
+    if raw.get("partial_rotary_factor") is not None:
         rope = rope | {"partial_rotary_factor": raw["partial_rotary_factor"]}
+    if "partial_rotary_factor" in family.known and "partial_rotary_factor" not in rope:
+        raise ValueError("partial_rotary_factor is missing")  # without it RoPE would turn all
     return rope
-
-
-def check_sizes(fields, rope):
-    """ValueError for native `fields` with which the library would hang, divide by zero, or load a
-    model that cannot run."""
-    for name, value in fields.items():
-        most = MOST_LAYERS if name == "num_hidden_layers" else MOST
-        least = 0 if name == "first_k_dense_replace" or type(value) is float else 1
-        counts = type(value) in (int, float) and not name.endswith("_id")
-        if counts and not least <= value <= most:
-            raise ValueError(f"{name} is {value}")
-    if fields["hidden_act"] not in ACT2FN:
-        raise ValueError(f"hidden_act is {fields['hidden_act']!r}")
-    heads = fields["num_attention_heads"]
-    if heads % fields["num_key_value_heads"]:
-        raise ValueError("num_attention_heads is no multiple of the key-value heads")
-    head_dim = fields.get("head_dim", fields["hidden_size"] / heads)
-    rotary = head_dim * rope.get("partial_rotary_factor", 1)  # dimensions that RoPE turns, in pairs
-    if not 0 < rotary <= head_dim or rotary % 2:
-        raise ValueError(f"RoPE turns {rotary} of {head_dim} dimensions")
-    if type(rope["rope_theta"]) is bool or not 0 < rope["rope_theta"] < float("inf"):
-        raise ValueError(f"rope_theta is {rope['rope_theta']}")
-    if "n_group" in fields:
-        check_experts(fields)
-
-
-def check_experts(fields):
-    """ValueError unless a token can choose its experts: groups of at least 2 (a group is scored by
-    its two best), of which some are chosen, and of them the experts."""
-    groups, chosen = fields["n_group"], fields["topk_group"]
-    each, rest = divmod(fields["n_routed_experts"], groups)
-    if rest or each < 2:
-        raise ValueError(f"n_group is {groups} for {fields['n_routed_experts']} experts")
-    if chosen > groups:
-        raise ValueError(f"topk_group is {chosen} of {groups}")
-    if fields["num_experts_per_tok"] > chosen * each:
-        raise ValueError(f"num_experts_per_tok is {fields['num_experts_per_tok']}")
 
 
 def choose_block_size(path, raw, name, asked, random_weights):
@@ -421,6 +392,8 @@ def load_tokenizer(folder, family):
         tokenizer = family.tokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
+        if isinstance(tokenizer.chat_template, str):  # a byte-order mark would lead every prompt
+            tokenizer.chat_template = tokenizer.chat_template.removeprefix("\ufeff")
         if not tokenizer.chat_template:
             before, after = family.chat.split("{}")
             tokenizer.chat_template = f"{{{{ {before!r} + messages[0].content + {after!r} }}}}"
@@ -429,6 +402,7 @@ def load_tokenizer(folder, family):
         if "?" not in chat:
             raise ValueError("the chat template drops the message")
         check_added_tokens(folder, tokenizer)
+        check_merges(folder, tokenizer)
         return tokenizer
     except Exception as error:  # whatever a broken file makes the libraries raise
         message = f"the tokenizer in {folder} cannot be used ({reason(error)}): fetch it again"
@@ -444,3 +418,17 @@ def check_added_tokens(folder, tokenizer):
         got = tokenizer.convert_tokens_to_ids(token["content"])
         if got != int(number):
             raise ValueError(f"token {token['content']} has id {got}, not {number}")
+
+
+def check_merges(folder, tokenizer):
+    """Find a merge for every word of several characters: where merges.txt is cut off the library
+    leaves such words in pieces, and every prompt would be read in other tokens."""
+    path = os.path.join(folder, "merges.txt")
+    # tokenizer.json holds merges of its own
+    if not os.path.exists(path) or os.path.exists(os.path.join(folder, "tokenizer.json")):
+        return
+    made = {line.replace(" ", "") for line in read_text(path).split("\n")}
+    made |= set(tokenizer.get_added_vocab())
+    for word in tokenizer.get_vocab():
+        if len(word) > 1 and word not in made:
+            raise ValueError(f"merges.txt makes no {word!r}")

@@ -12,6 +12,7 @@ Left out: what loaded targets compute and write (test_targets.py). Nothing is do
 import json
 import os
 import shutil
+import time
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -542,9 +543,9 @@ def test_an_unknown_device_is_refused(device):
 def test_several_devices_need_accelerate(monkeypatch):
     """device auto is the library's own placement; it and random weights on several devices are
     refused in words."""
-    monkeypatch.setattr(targets, "is_accelerate_available", lambda: False)
+    monkeypatch.setattr(weights, "is_accelerate_available", lambda: False)
     refused("embedded", "auto", named="accelerate")
-    monkeypatch.setattr(targets, "is_accelerate_available", lambda: True)
+    monkeypatch.setattr(weights, "is_accelerate_available", lambda: True)
     folder = os.path.join(CHECKPOINTS, "golden-sdar")
     refused(folder, "auto", random_weights=True, named="one device")
 
@@ -666,6 +667,57 @@ def test_a_tied_head_is_not_asked_of_untied_files(family, tmp_path):
     refused(folder, block_size=L, named="lm_head of their own.*ties")
 
 
+HEADS = [  # family, a tensor beside the right ones that becomes one of them
+    ("llada", "lm_head.weight", (101, 64)),
+    ("llada", "model.embed_tokens.weight", (101, 64)),
+    ("llada", "model.layers.1.mlp.down_proj.weight", (64, 96)),
+    ("llada2", "model.layers.1.mlp.experts.gate_up_proj", (16, 48, 64)),
+    ("sdar", "model.layers.0.self_attn.rotary_emb.inv_freq", (16,)),
+]
+
+
+@pytest.mark.parametrize("family, name, shape", HEADS)
+def test_two_tensors_for_one_place_are_refused(family, name, shape, tmp_path):
+    """The library takes one of them, or neither, without a word: LLaDA's head was zeros."""
+    folder = copy(family, tmp_path / "twice")
+    edit_weights(folder, lambda t: t.update({name: torch.zeros(shape)}))
+    refused(folder, block_size=L, named="the files hold .* numbers, its model")
+
+
+@pytest.mark.parametrize("field", ("vocab_size", "hidden_size", "intermediate_size", "head_dim"))
+def test_sizes_beyond_the_files_are_refused_before_room_is_made(field, tmp_path):
+    """The library would fill gigabytes with random numbers first."""
+    folder = copy("sdar", tmp_path / "huge")
+    edit_config(folder, **{field: 1 << 24})
+    start = time.perf_counter()
+    refused(folder, named="the files hold .* numbers, its model")
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("fields", (dict(hidden_size=1 << 24), dict(vocab_size=1 << 24,
+                                    hidden_size=1 << 23)))  # fmt: skip
+def test_random_weights_that_find_no_room_are_refused(fields, tmp_path):
+    """In one sentence that names the device, not the allocator's lines."""
+    folder = copy("sdar", tmp_path / "huge")
+    edit_config(folder, intermediate_size=1 << 24, **fields)
+    refused(folder, random_weights=True, named="no room on cpu")
+
+
+def test_weights_that_find_no_room_are_refused(monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("Tried to allocate 2 GiB.\nSee the manual")
+
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    refused("embedded", named="no room on cpu .*2 GiB. See")
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path):
+    """With the package peft the library would load the adapter's base model in place of these."""
+    folder = copy("sdar", tmp_path / "adapter")
+    write(folder, "adapter_config.json", {"base_model_name_or_path": "x/y", "peft_type": "LORA"})
+    refused(folder, named="adapter_config.json.*merge")
+
+
 # --------------------------------------------------------------------- files lost, broken, too many
 
 
@@ -765,6 +817,50 @@ def test_a_byte_order_mark_is_passed_over(tmp_path):
     assert not targets.is_embedded(folder)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path):
+    """In front of a template the library would hand it on to every prompt, as three tokens."""
+    tokenizer, path, _ = real_tokenizer(tmp_path / "mark")
+    right, folder = encode(tokenizer, "What is 17 plus 25?"), os.path.dirname(path)
+    write(folder, "chat_template.jinja", MARK + read(folder, "chat_template.jinja"))
+    assert encode(targets.load_tokenizer(folder, targets.SDAR), "What is 17 plus 25?") == right
+
+
+@pytest.mark.parametrize("kept", (0, 1, 100, -2))
+def test_merges_that_are_not_whole_are_refused(kept, tmp_path):
+    """Without a merge its words fall apart: a prompt would be read in other tokens, silently."""
+    _, path, _ = real_tokenizer(tmp_path / "merges")
+    folder = os.path.dirname(path)
+    lines = read(folder, "merges.txt").split(b"\n")
+    write(folder, "merges.txt", b"\n".join(lines[:kept]) + b"\n")
+    with pytest.raises(ValueError, match="merges.txt makes no|Merges text file") as error:
+        targets.load_tokenizer(folder, targets.SDAR)
+    assert one_sentence(error)
+
+
+@pytest.mark.parametrize("file", ("config.json", "generation_config.json", "tokenizer.json",
+                                  "tokenizer_config.json", INDEX))  # fmt: skip
+def test_links_to_nothing_are_refused(file, tmp_path):
+    """Such as a cache of the hub holds when its blobs were cleared: not taken for absent files."""
+    folder = copy("embedded", tmp_path / "links")
+    path = os.path.join(folder, file)
+    if os.path.exists(path):
+        os.remove(path)
+    os.symlink(tmp_path / "nowhere", path)
+    refused(folder, named="no model" if file == "config.json" else f"{file} is a link to nothing")
+
+
+def test_a_path_names_a_folder_too(tmp_path):
+    """Any other thing than a name or a path is answered like an unknown name."""
+    folder = tmp_path / "path"
+    copy("sdar", folder)
+    assert targets.load(folder).mask_id == 96
+    assert targets.identity(folder) == targets.identity(str(folder))
+    for name in (None, 5, ["embedded"]):
+        refused(name, named="no model .*embedded, sdar-8b")
+        with pytest.raises(FileNotFoundError, match="no model"):
+            targets.identity(name)
+
+
 # ------------------------------------------------------------------- configurations that say wrong
 
 
@@ -790,6 +886,7 @@ def test_broken_configurations_are_refused(content, tmp_path):
 def test_missing_fields_are_refused(family, tmp_path):
     """Every field that shapes the model must be there; the table does not fill it in."""
     fields = [field.split("=")[-1] for field in targets_of(family).fields.split()] + ["rope_theta"]
+    fields += ["partial_rotary_factor"] * (family == "llada2")
     path, raw = targets.read_folder(os.path.join(CHECKPOINTS, f"golden-{family}"))
     for field in fields:
         less = {key: value for key, value in raw.items() if key != field}
@@ -812,7 +909,7 @@ WRONG = [  # family, field, value: of a wrong type, or of a size with which no m
     *[("sdar", "max_position_embeddings", value) for value in (0, -1, 10**12, "long")],
     *[("sdar", "hidden_act", value) for value in ("relu9", 5, ["silu"])],
     *[("sdar", "rms_norm_eps", value) for value in ("small", -1e-6, float("nan"))],
-    *[("sdar", "rope_theta", value) for value in (0, -1, "x", True, [1], float("nan"))],
+    *[("sdar", "rope_theta", value) for value in (0, -1, "x", True, [1], float("nan"), 10**400)],
     *[("sdar", "rope_parameters", value) for value in ([1], "x", 7, {"rope_type": "yarn"})],
     ("sdar", "rope_scaling", {"type": "linear", "factor": 2.0}),
     *[("sdar", "tie_word_embeddings", value) for value in ("no", 1)],
@@ -836,6 +933,32 @@ def test_fields_that_no_model_has_are_refused(family, field, value):
     path, raw = targets.read_folder(os.path.join(CHECKPOINTS, f"golden-{family}"))
     targets.native_config(path, raw, targets_of(family))  # well before it is changed
     with pytest.raises(ValueError, match="config.json is not a usable configuration") as error:
+        targets.native_config(path, raw | {field: value}, targets_of(family))
+    assert one_sentence(error)
+
+
+UNLIKE = [  # family, field, value: another computation than that of the native class
+    ("sdar", "use_sliding_window", True), ("dream", "use_sliding_window", True),
+    ("sdar", "partial_rotary_factor", 0.5), ("dream", "partial_rotary_factor", 0.5),
+    ("llada2", "score_function", "softmax"), ("llada2", "use_bias", True),
+    ("llada2", "norm_head", True), ("llada2", "use_rmsnorm", False),
+    ("llada2", "moe_router_enable_expert_bias", False), ("llada2", "use_sliding_window", True),
+    ("llada", "alibi", True), ("llada", "rope", False), ("llada", "include_bias", True),
+    ("llada", "layer_norm_type", "default"), ("llada", "block_type", "sequential"),
+    ("llada", "scale_logits", True), ("llada", "input_emb_norm", True),
+    ("llada", "attention_layer_norm", True), ("llada", "multi_query_attention", True),
+    ("llada", "clip_qkv", 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family, field, value", UNLIKE)
+def test_computations_that_the_native_class_lacks_are_refused(family, field, value):
+    """The field would be ignored and the texts would still read well; null or nothing is as ours.
+    """
+    path, raw = targets.read_folder(os.path.join(CHECKPOINTS, f"golden-{family}"))
+    for usual in (raw, raw | {field: None}, {k: v for k, v in raw.items() if k != field}):
+        targets.native_config(path, usual, targets_of(family))
+    with pytest.raises(ValueError, match=f"config.json.*{field} is {value!r}") as error:
         targets.native_config(path, raw | {field: value}, targets_of(family))
     assert one_sentence(error)
 

@@ -8,6 +8,7 @@ What this file leaves out: which native class it is, its configuration and token
 quantised weights.
 """
 
+import math
 import os
 import re
 import statistics
@@ -15,15 +16,68 @@ import statistics
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.utils import logging
+from transformers.activations import ACT2FN
+from transformers.utils import is_accelerate_available, logging
 
 from command import read_json, reason
 
+MOST_LAYERS, MOST = 1000, 1 << 24  # of what config.json counts; no checkpoint comes near
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLOATS = ("F64", "F32", "F16", "BF16")  # a cast from other dtypes would not mean the same numbers
 
 
 # ------------------------------------------------------------------------------- before the loading
+
+
+def check_device(device):
+    """Refuse a device that is not there before anything is read."""
+    if device == "auto":
+        if not is_accelerate_available():
+            raise ValueError("device auto needs accelerate: pip install it, or name one device")
+        return
+    try:
+        if torch.empty(0, device=device).device.type not in ("cpu", "cuda"):
+            raise ValueError("only cpu and cuda are known here")
+    except Exception as error:  # torch has several for this
+        message = f"device {device!r} cannot be used ({reason(error)}): give cpu, cuda:0 or auto"
+        raise ValueError(message) from None
+
+
+def check_sizes(fields, rope):
+    """ValueError for native `fields` with which the library would hang, divide by zero, or load a
+    model that cannot run."""
+    for name, value in fields.items():
+        most = MOST_LAYERS if name == "num_hidden_layers" else MOST
+        least = 0 if name == "first_k_dense_replace" or type(value) is float else 1
+        counts = type(value) in (int, float) and not name.endswith("_id")
+        if counts and not least <= value <= most:
+            raise ValueError(f"{name} is {value}")
+    if fields["hidden_act"] not in ACT2FN:
+        raise ValueError(f"hidden_act is {fields['hidden_act']!r}")
+    heads = fields["num_attention_heads"]
+    if heads % fields["num_key_value_heads"]:
+        raise ValueError("num_attention_heads is no multiple of the key-value heads")
+    head_dim = fields.get("head_dim", fields["hidden_size"] / heads)
+    rotary = head_dim * rope.get("partial_rotary_factor", 1)  # dimensions that RoPE turns, in pairs
+    if not 0 < rotary <= head_dim or rotary % 2:
+        raise ValueError(f"RoPE turns {rotary} of {head_dim} dimensions")
+    if type(rope["rope_theta"]) is bool or not 0 < rope["rope_theta"] < 1e30:
+        raise ValueError(f"rope_theta is {rope['rope_theta']}")
+    if "n_group" in fields:
+        check_experts(fields)
+
+
+def check_experts(fields):
+    """ValueError unless a token can choose its experts: groups of at least 2 (a group is scored by
+    its two best), of which some are chosen, and of them the experts."""
+    groups, chosen = fields["n_group"], fields["topk_group"]
+    each, rest = divmod(fields["n_routed_experts"], groups)
+    if rest or each < 2:
+        raise ValueError(f"n_group is {groups} for {fields['n_routed_experts']} experts")
+    if chosen > groups:
+        raise ValueError(f"topk_group is {chosen} of {groups}")
+    if fields["num_experts_per_tok"] > chosen * each:
+        raise ValueError(f"num_experts_per_tok is {fields['num_experts_per_tok']}")
 
 
 def weight_files(folder):
@@ -53,18 +107,26 @@ def missing(folder):
 
 
 def check_weights(folder, config):
-    """Refuse weights that are not whole, from the names of the files and the headers in them."""
+    """Refuse weights that are not whole, from the names of the files and the headers in them.
+    Returns how many numbers they hold."""
     lost = missing(folder)
     if lost:
         raise FileNotFoundError(
             f"{folder} lacks {len(lost)} file(s) of weights, first {lost[0]}: fetch the weights "
             "again"
         )
+    if os.path.exists(os.path.join(folder, "adapter_config.json")):  # another model, for peft
+        message = "merge the adapter into the weights, or remove it"
+        raise ValueError(f"{folder} holds an adapter_config.json beside the weights: {message}")
     shapes, dtypes = read_headers(folder)
     odd = odd_dtype(dtypes) or odd_layer(shapes, config) or odd_expert(shapes, config)
     odd = odd or odd_shape(shapes)
     if odd:
-        raise ValueError(f"the weights in {folder} do not fit config.json: {odd}: correct one")
+        raise ValueError(unfit(folder, odd))
+    held, needed = count(shapes), numbers(bare_model(config, torch.float32))
+    if needed > 2 * held:  # the library would make room for all of it before it compares
+        raise ValueError(unfit(folder, unequal(held, needed)))
+    return held
 
 
 def read_headers(folder):
@@ -86,6 +148,14 @@ def read_headers(folder):
 
 def unreadable(folder, error):
     return f"the weights in {folder} cannot be read ({reason(error)}): fetch them again"
+
+
+def unfit(folder, odd):
+    return f"the weights in {folder} do not fit config.json: {odd}: correct one"
+
+
+def unequal(held, needed):
+    return f"the files hold {held} numbers, its model {needed}"
 
 
 def odd_dtype(dtypes):
@@ -151,13 +221,30 @@ def numberless(name):
     return re.sub(r"\.\d+\.", ".*.", name)
 
 
+def count(shapes):
+    """How many numbers tensors {name: shape} hold.
+
+    >>> count({"model.norm.weight": (64,), "lm_head.weight": (97, 64), "scale": ()})
+    6273
+    """
+    return sum(math.prod(shape) for shape in shapes.values())
+
+
+def numbers(model):
+    """How many numbers a model's files hold, a tied head not counted."""
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del shapes["lm_head.weight"]
+    return count(shapes)
+
+
 # ------------------------------------------------------------------------------------- real weights
 
 
 def load_weights(family, folder, config, device, dtype):
     """The model of a targets.Family with the safetensors of `folder`, strictly: a missing, surplus
     or misshaped tensor is an error that names it."""
-    check_weights(folder, config)
+    held = check_weights(folder, config)
     model, info = read_quietly(
         family.model, folder, config=config, dtype=dtype, attn_implementation="block_units",
         key_mapping=family.rename, device_map="auto" if device == "auto" else None,
@@ -167,10 +254,7 @@ def load_weights(family, folder, config, device, dtype):
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[kind]:
             first = sorted(info[kind], key=str)[0]
-            raise ValueError(
-                f"the weights in {folder} do not fit config.json: {kind.replace('_', ' ')}, first "
-                f"{first}: correct one"
-            )
+            raise ValueError(unfit(folder, f"{kind.replace('_', ' ')}, first {first}"))
     head, embedding = model.lm_head.weight, model.model.embed_tokens.weight
     # the library unties them where the files hold both and they differ
     if config.tie_word_embeddings and not torch.equal(head.cpu(), embedding.cpu()):
@@ -178,7 +262,18 @@ def load_weights(family, folder, config, device, dtype):
             f"the weights in {folder} hold an lm_head of their own, but config.json ties it to the "
             "embedding: correct one"
         )
-    return gather(model) if device == "auto" else model.to(device)
+    # of two tensors for one place the library takes one and names neither
+    needed = numbers(model)
+    if held not in (needed, needed + head.numel() * config.tie_word_embeddings):
+        raise ValueError(unfit(folder, unequal(held, needed)))
+    try:
+        return gather(model) if device == "auto" else model.to(device)
+    except RuntimeError as error:
+        raise ValueError(no_room(device, error)) from None
+
+
+def no_room(device, error):
+    return f"the model finds no room on {device} ({reason(error)}): give a smaller model or dtype"
 
 
 def read_quietly(model, folder, **options):
@@ -209,11 +304,10 @@ def random_model(config, device, dtype):
     biases 0."""
     if device == "auto":
         raise ValueError("random weights go on one device: give cpu or cuda:0 as the device")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="block_units"
-        )
-    model.to_empty(device=device)
+    try:
+        model = bare_model(config, dtype).to_empty(device=device)
+    except RuntimeError as error:
+        raise ValueError(no_room(device, error)) from None
     # its buffers are computed, not stored
     model.model.rotary_emb = type(model.model.rotary_emb)(config).to(device)
     with torch.no_grad():
@@ -224,3 +318,11 @@ def random_model(config, device, dtype):
             if tensor.ndim == 1:
                 tensor.fill_(float("norm" in name))
     return model
+
+
+def bare_model(config, dtype):
+    """The model without memory for its numbers."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation="block_units"
+        )
