@@ -314,7 +314,7 @@ def look(args):
     """--prompt, --trace, --diagnose or --pass-cost in place of the comparison; the exit status."""
     texts = [args.prompt] if args.prompt is not None else []
     if args.prompts is not None:
-        lines = [line for line in command.read_text(args.prompts).splitlines() if line.strip()]
+        lines = [line for line in command.read_text(args.prompts).split("\n") if line.strip()]
         texts = read_prompts(args.prompts, len(lines))
     if args.html and len(texts) > 1:
         raise ValueError("--html is the page of one prompt: give --prompt, or a file with one")

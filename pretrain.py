@@ -203,6 +203,8 @@ def fit(model, optimizers, learn, steps, path, about, save_every, saved=None):
             for optimizer, peak in zip(optimizers, peaks):
                 optimizer.param_groups[0]["lr"] = peak * schedule(step, steps)
             loss = learn(step)
+            if not math.isfinite(loss):
+                raise ValueError(f"the loss is {loss} at step {step}: check data and --rate")
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()

@@ -256,6 +256,8 @@ def target_of(folders):
 def open_folder(folder, about):
     """Make a folder for trajectories that depend on `about` (a dict), or go on with one of the
     same. ValueError for one that was collected otherwise."""
+    if not folder:
+        raise ValueError("--out is empty: name a folder")
     note = os.path.join(folder, "about.json")
     command.check_writable(note)
     if paths_in(folder):

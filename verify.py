@@ -109,9 +109,11 @@ def speculate(target, decoder, prompt, draft, matching="coupled", walk=accept, w
 def checked(tree, canvas):
     """The tree that a draft returned, if it is one; else ValueError says what is wrong with it."""
     root, mask_id = canvas.state, canvas.target.mask_id
+    size = canvas.target.model.config.vocab_size
     try:
-        if not tree.states or tree.states[0] != root:
-            raise ValueError("a draft's first state must be the canvas's: use root_only(canvas)")
+        if type(tree.states) is not list or tree.states[:1] != [root]:
+            raise ValueError("a draft's states must be a list that begins with the canvas's: use "
+                             "root_only(canvas)")  # fmt: skip
         if not len(tree.states) == len(tree.masses) == len(tree.parents):
             raise ValueError("a draft must have equally many states, masses and parents: add some")
         for state in tree.states:
@@ -119,7 +121,8 @@ def checked(tree, canvas):
                 raise ValueError(f"a drafted state must be a tuple of {len(root)} ids: make it one")
             if any(old not in (mask_id, new) for old, new in zip(root, state)):
                 raise ValueError("a drafted state changes a decided position: keep what is decided")
-            if not 0 <= min(state) <= max(state) < canvas.target.model.config.vocab_size:
+            whole = all(type(token) is int for token in state)
+            if not whole or not 0 <= min(state) <= max(state) < size:
                 raise ValueError("a drafted state holds an unknown id: use those of the target")
     except (AttributeError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
