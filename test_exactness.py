@@ -294,7 +294,7 @@ def test_lengths_at_and_beside_the_borders_of_blocks(P, gen_len, written, prefil
 @pytest.mark.parametrize("stop_ids, ids, written", [
     ([], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),
     ([6], [], 2), ([7], [6], 2), ([8], [6, 7], 6), ([1], [6, 7, 8, 9, 0], 6),
-    ([9, 7], [6], 2), ([4], [6, 7, 8, 9, 0, 1, 2, 3], 10),
+    ([9, 7], [6], 2), ([9, 1], [6, 7, 8], 6), ([4], [6, 7, 8, 9, 0, 1, 2, 3], 10),
     ([5], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),  # in the prompt, and behind gen_len
 ])  # fmt: skip
 def test_stops_by_hand(stop_ids, ids, written):
