@@ -294,7 +294,7 @@ def test_lengths_at_and_beside_the_borders_of_blocks(P, gen_len, written, prefil
 @pytest.mark.parametrize("stop_ids, ids, written", [
     ([], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),
     ([6], [], 2), ([7], [6], 2), ([8], [6, 7], 6), ([1], [6, 7, 8, 9, 0], 6),
-    ([9, 7], [6], 2), ([4], [6, 7, 8, 9, 0, 1, 2, 3], 10),
+    ([9, 7], [6], 2), ([9, 1], [6, 7, 8], 6), ([4], [6, 7, 8, 9, 0, 1, 2, 3], 10),
     ([5], [6, 7, 8, 9, 0, 1, 2, 3, 4], 10),  # in the prompt, and behind gen_len
 ])  # fmt: skip
 def test_stops_by_hand(stop_ids, ids, written):
@@ -662,7 +662,7 @@ def test_what_each_matching_drafts_with_and_accepts(matching):
     its parent; the commit behind the last one is the target's own draw, whatever the matching."""
     commits, likeliest = 0, 0
     for seed in range(12):
-        decoder, met = Decoder(gen_len=8, temperature=2.0, seed=seed), []
+        decoder, met, free = Decoder(gen_len=8, temperature=2.0, seed=seed), [], []
         drafting_with, accepting_with = verify.decoders_of(matching, decoder)
 
         def draft(stale, canvas):
@@ -671,6 +671,8 @@ def test_what_each_matching_drafts_with_and_accepts(matching):
 
         def watch(canvas, tree, path, following, out, unit):
             nonlocal commits, likeliest
+            assert canvas.state in free[-1:] or not free  # the last round's free commit
+            free.append(following)
             after = accepting_with.transition(out)
             assert all(after[a] == tree.states[b] for a, b in zip(path, path[1:]))
             last = path[-1]
@@ -681,6 +683,7 @@ def test_what_each_matching_drafts_with_and_accepts(matching):
 
         got = verify.speculate(Scripted(), decoder, PROMPT, draft, matching, watch=watch)
         assert met and all(made == drafting_with for made in met)
+        assert tuple(got.written[-4:]) == free[-1]
         if matching != "greedy":
             assert got.written == dlm.generate(Scripted(), decoder, PROMPT).written
     assert 0 < likeliest < commits
