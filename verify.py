@@ -109,21 +109,23 @@ def speculate(target, decoder, prompt, draft, matching="coupled", walk=accept, w
 def checked(tree, canvas):
     """The tree that a draft returned, if it is one; else ValueError says what is wrong with it."""
     root, mask_id = canvas.state, canvas.target.mask_id
-    size = canvas.target.model.config.vocab_size
+    vocab_size = canvas.target.model.config.vocab_size
     try:
         if type(tree.states) is not list or tree.states[:1] != [root]:
-            raise ValueError("a draft's states must be a list that begins with the canvas's: use "
-                             "root_only(canvas)")  # fmt: skip
+            raise ValueError("a draft's first state must be the canvas's: use root_only(canvas)")
         if not len(tree.states) == len(tree.masses) == len(tree.parents):
-            raise ValueError("a draft must have equally many states, masses and parents: add some")
+            raise ValueError("a draft's states, masses and parents must be equally many: add some")
         for state in tree.states:
-            if type(state) is not tuple or len(state) != len(root):
-                raise ValueError(f"a drafted state must be a tuple of {len(root)} ids: make it one")
+            if type(state) is not tuple:
+                raise ValueError("a drafted state is no tuple of ids: make it one")
+            if len(state) != len(root):
+                size = f"{len(state)} positions, the block {len(root)}"
+                raise ValueError(f"a drafted state has {size}: make them equal")
             if any(old not in (mask_id, new) for old, new in zip(root, state)):
                 raise ValueError("a drafted state changes a decided position: keep what is decided")
             whole = all(type(token) is int for token in state)
-            if not whole or not 0 <= min(state) <= max(state) < size:
-                raise ValueError("a drafted state holds an unknown id: use those of the target")
+            if not whole or not 0 <= min(state) <= max(state) < vocab_size:
+                raise ValueError("a drafted state holds an id that the target does not have: fix")
     except (AttributeError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"a draft returned no tree of token ids ({why}): return a Tree") from None
