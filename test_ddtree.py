@@ -204,11 +204,13 @@ def test_a_hedge_under_noise_is_that_of_the_step():
 
 
 def test_ties_go_to_the_lowest_position():
-    """Of 40 children that weigh alike, the first ones are kept, in their order."""
-    L = 40
-    stale = stale_of(L, *[seen([[s, 0] for s in range(L)], [[1.0, 0.0]] * L)] * 2)
-    tree = ddtree.grow(stale, canvas_of((M,) * L), even, 25)
-    assert tree.states[1:] == [ddtree.commit((M,) * L, s, s) for s in range(25)]
+    """Of 40 children of two weights, the first of each are kept, in their order."""
+    L, blank = 40, (M,) * 40
+    values = [[1.0, 0.0] if s % 2 else [0.75, 0.0] for s in range(L)]
+    stale = stale_of(L, *[seen([[s, 0] for s in range(L)], values)] * 2)
+    tree = ddtree.grow(stale, canvas_of(blank), even, 25)
+    kept = [*range(1, 40, 2), 0, 2, 4, 6, 8]
+    assert tree.states[1:] == [ddtree.commit(blank, s, s) for s in kept]
 
 
 def test_leaves_are_not_drafted():
@@ -656,8 +658,9 @@ def test_confidence_order_by_hand():
     one = ddtree.confidence_order(stale, 1)(decided)
     assert one.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
     none = seen([[1, 2]] * 4, ranking=[3, 1, 0, 2], confidence=[0.0] * 4)
-    q = ddtree.confidence_order(stale_of(4, CONFIDENT, none), 2)
+    q = ddtree.confidence_order(stale_of(4, CONFIDENT, none, none, none), 2)
     assert q(decided).tolist() == [[0, 0.5, 0, 0.5], [0.5, 0, 0, 0.5]]
+    assert q(np.array([[True, True, True, False]])).tolist() == [[0, 0, 0, 1]]
 
 
 def test_confidence_tree_by_hand():
