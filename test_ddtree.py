@@ -204,11 +204,13 @@ def test_a_hedge_under_noise_is_that_of_the_step():
 
 
 def test_ties_go_to_the_lowest_position():
-    """Of 40 children that weigh alike, the first ones are kept, in their order."""
-    L = 40
-    stale = stale_of(L, *[seen([[s, 0] for s in range(L)], [[1.0, 0.0]] * L)] * 2)
-    tree = ddtree.grow(stale, canvas_of((M,) * L), even, 25)
-    assert tree.states[1:] == [ddtree.commit((M,) * L, s, s) for s in range(25)]
+    """Of 40 children of two weights, the first of each are kept, in their order."""
+    L, blank = 40, (M,) * 40
+    values = [[1.0, 0.0] if s % 2 else [0.75, 0.0] for s in range(L)]
+    stale = stale_of(L, *[seen([[s, 0] for s in range(L)], values)] * 2)
+    tree = ddtree.grow(stale, canvas_of(blank), even, 25)
+    kept = [*range(1, 40, 2), 0, 2, 4, 6, 8]
+    assert tree.states[1:] == [ddtree.commit(blank, s, s) for s in kept]
 
 
 def test_leaves_are_not_drafted():
@@ -373,8 +375,8 @@ def test_spot_is_the_tree_of_the_drafter():
 
 def measured(monkeypatch, largest, crosses=True, slow_first=True):
     """Costs.measure by a clock of our own. In repetition r, which the disturbances d(r) delay, a
-    pass over u units takes u² + d s, its transition ½ s, reading the features 5 + d s, and a call on
-    n states (n² + 2·d) / 16 s. Returns (Costs, what was passed)."""
+    pass over u units takes u² + d s, its transition ½ s, reading the features 5 + d s, and a call
+    on n states (n² + 2·d) / 16 s. Returns (Costs, what was passed)."""
     now, delays, looked = [0.0], iter([0, 8, 1, 7, 2, 6, 3, 5, 4]), []
     blank, half = (M,) * 6, (M, 0, M, 0, M, 0)
     log_probs = torch.zeros(3, 5)
@@ -496,7 +498,8 @@ def test_worth_growing_by_hand():
     assert ddtree.worth_growing(calls, spent, [0.9], [0.9]) and spent == pytest.approx([0.4])
     # a call on three nodes is taken to be as long as one on two, the most that was measured:
     # 3 / (1.2 + .4) now, 3.9 / (1.3 + .4 + .3)
-    assert ddtree.worth_growing(calls, spent, [1.0, 1.0], [1.0] * 3) and spent == pytest.approx([0.7])
+    assert ddtree.worth_growing(calls, spent, [1.0, 1.0], [1.0] * 3)
+    assert spent == pytest.approx([0.7])
     dear = Costs([0.0, 1.0, 1.1, 1.2, 1.3], [0.2, 5.0])
     spent = [0.4]
     assert not ddtree.worth_growing(dear, spent, [0.9], [0.9]) and spent == [0.4]
@@ -550,7 +553,8 @@ def test_drafting_counts(drafts, n):
     costs = Costs([0.0, 1.0, 1.1, 1.4], drafts)
     if n == 0:
         drafter = SimpleNamespace(order=lambda stale: never)
-    assert ddtree.spot_cost_aware(stale, canvas, 9, drafter, costs).masses == [1.0, 0.9, 0.4][: n + 1]
+    tree = ddtree.spot_cost_aware(stale, canvas, 9, drafter, costs)
+    assert tree.masses == [1.0, 0.9, 0.4][: n + 1]
 
 
 def test_a_pass_that_cannot_pay():
@@ -654,8 +658,9 @@ def test_confidence_order_by_hand():
     one = ddtree.confidence_order(stale, 1)(decided)
     assert one.tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
     none = seen([[1, 2]] * 4, ranking=[3, 1, 0, 2], confidence=[0.0] * 4)
-    q = ddtree.confidence_order(stale_of(4, CONFIDENT, none), 2)
+    q = ddtree.confidence_order(stale_of(4, CONFIDENT, none, none, none), 2)
     assert q(decided).tolist() == [[0, 0.5, 0, 0.5], [0.5, 0, 0, 0.5]]
+    assert q(np.array([[True, True, True, False]])).tolist() == [[0, 0, 0, 1]]
 
 
 def test_confidence_tree_by_hand():
@@ -707,7 +712,9 @@ def test_graph_near_the_end_of_a_block():
     canvas = canvas_of((1, M, 5, M))  # left at step 2: 3, 1
     sets = SETS[:2] + [((2, 0),), ((0, 0), (2, 0)), ((0, 0), (1, 0)), ((1, 0),), ((1, 0), (5, 0))]
     tree = ddtree.graph(NOISY, canvas, 4, sets)
-    assert tree.states == [(1, M, 5, M), (1, M, 5, 27), (1, 24, 5, M), (1, 33, 5, 27), (1, 23, 5, M)]
+    assert tree.states == [
+        (1, M, 5, M), (1, M, 5, 27), (1, 24, 5, M), (1, 33, 5, 27), (1, 23, 5, M),
+    ]  # fmt: skip
     assert tree.parents == [-1, 0, 0, 1, 0]
 
 
@@ -715,7 +722,8 @@ def test_graph_leaves_out_leaves_and_what_builds_on_nothing():
     """A leaf is no node, and no parent of one; a set without a parent in the tree is none."""
     canvas = canvas_of((M,) * 4, leaf=lambda state: state == (M, M, 5, M))
     tree = ddtree.graph(NOISY, canvas, 4, SETS + [((3, 0), (2, 0))])
-    assert tree.states == [GRAPH[n][0] for n in (0, 2, 4, 5, 7)] and tree.parents == [-1, 0, 1, 1, 0]
+    assert tree.states == [GRAPH[n][0] for n in (0, 2, 4, 5, 7)]
+    assert tree.parents == [-1, 0, 1, 1, 0]
     tree = ddtree.graph(NOISY, canvas_of((M,) * 4), 9, SETS[2:6])
     assert tree.states == [(M,) * 4]
 

@@ -167,7 +167,8 @@ def confidence_by_hand(kind, p, token):
 @pytest.mark.parametrize("noise", ("step", "position"))
 def test_what_the_noise_shows(noise, kind, T):
     """The tokens by T·(log p + G), G of that block, step and position; p(v) is its softmax; the
-    confidence is read from the conditionals themselves; the 4 noised statistics in their columns."""
+    confidence is read from the conditionals themselves; the 4 noised statistics in their
+    columns."""
     stale = stale_of(temperature=T, seed=7, noise=noise, confidence=kind, precision="float32")
     firsts = set()
     for step in (3, 4, 7):
@@ -180,7 +181,8 @@ def test_what_the_noise_shows(noise, kind, T):
             possible = [v for v in range(5) if p[v]]
             order = sorted(possible, key=lambda v: -score[v])
             assert seen.tokens[j][: len(order)] == order
-            assert seen.values[j, : len(order)] == pytest.approx([share[v] for v in order], rel=1e-4)
+            shares = [share[v] for v in order]
+            assert seen.values[j, : len(order)] == pytest.approx(shares, rel=1e-4)
             assert not seen.values[j, len(order) :].any()
             confidence = confidence_by_hand(kind, p, order[0])
             confidences.append(confidence)
@@ -326,9 +328,10 @@ def test_size_and_shape():
     of the noise add 4·128."""
     sizes = [sum(p.numel() for p in drafting.OrderDrafter(noised=n).parameters()) for n in (0, 1)]
     assert sizes == [617_089, 617_601]
-    shape = {"width": 128, "layers": 3, "heads": 8, "hidden": 512, "block_size": 32, "noised": False}
     reader = drafting.OrderDrafter()
-    assert reader.shape == shape and reader.about == {}
+    assert reader.about == {} and reader.shape == {
+        "width": 128, "layers": 3, "heads": 8, "hidden": 512, "block_size": 32, "noised": False,
+    }  # fmt: skip
     assert (drafting.TOP, drafting.STALE_FEATURES) == (32, 72)
     assert len(reader.encoder.layers) == 3 and reader.encoder.layers[0].self_attn.num_heads == 8
     assert reader.input.weight.shape == (128, 74) and reader.position.weight.shape == (32, 128)
@@ -354,7 +357,7 @@ def test_logits_of_committed_positions():
     assert logits[decided].eq(-math.inf).all() and logits[~decided].isfinite().all()
 
 
-# ----------------------------------------------------------------------------------------- its files
+# ---------------------------------------------------------------------------------------- its files
 
 
 @pytest.mark.parametrize("noised", (False, True))
@@ -491,7 +494,8 @@ def test_passes_of_the_shipped_drafters(T):
     """Denoising passes over two prompts a task, 96 new tokens, D = 8, float32: as they were when
     the drafters were trained. A drafter that reads a wrong column still writes the right text, in
     more passes. With the accepted nodes they are the draft-free passes, one a token."""
-    target, decoder, drafts = targets.load("embedded"), Decoder(gen_len=96, temperature=T), shipped()
+    target, drafts = targets.load("embedded"), shipped()
+    decoder = Decoder(gen_len=96, temperature=T)
     prompts = [p.prompt for task in tasks.TASKS for p in tasks.problems(task, "test", 2, seed=0)]
     passes, texts = dict.fromkeys(PINNED[T], 0), {}
     for prompt in prompts:
