@@ -131,7 +131,7 @@ def test_q_and_p_are_the_drafters_and_the_stale_conditionals(target, drafter, te
             before = tree.states[node["parent"]]
             decided = np.array([[before[s] != target.mask_id for s in stale.positions]])
             row = stale.positions.index(node["commits"][0][0])
-            candidates = stale.at(stale.step(decided[0]))
+            candidates = stale.candidates(stale.step(decided[0]))
             token = tree.states[u][stale.positions[row]]
             p = candidates.values[row, candidates.tokens[row].index(token)]
             assert node["q"] == pytest.approx(q(decided)[0, row], abs=2e-3)
@@ -161,7 +161,7 @@ def test_a_node_that_commits_a_set_shows_its_m_and_the_product_of_its_p(target):
         if len(left) < 2 or len(stale.positions) < 8:
             return ddtree.root_only(canvas)
         for j in left:
-            state = ddtree.commit(state, stale.positions[j], stale.at(0).tokens[j][0])
+            state = ddtree.commit(state, stale.positions[j], stale.candidates(0).tokens[j][0])
         return ddtree.Tree([canvas.state, state], [1.0, 0.25], [-1, 0])
 
     record = trace.record(target, Decoder(gen_len=32), target.encode(PROMPT), pairs, PROMPT)
