@@ -93,30 +93,6 @@ def small_drafter(block_size, seed=0, noised=False):
     return drafting.OrderDrafter(**shape).eval()
 
 
-def drafting_round(seed, k=6, L=8, vocab=12, stops=()):
-    """A made-up round: stale conditionals at k positions, one decided since; `stops` make states
-    final."""
-    rng = np.random.default_rng(seed)
-    positions = sorted(rng.choice(L, k, replace=False).tolist())
-    before = tuple(MASK if s in positions else int(rng.integers(vocab)) for s in range(L))
-    log_probs = torch.tensor(rng.dirichlet(np.full(vocab, 0.2), k)).log()
-    stale = drafting.Stale(Decoder(), before, MASK, 0, log_probs)
-    canvas = SimpleNamespace(
-        state=ddtree.commit(before, positions[0], 1),
-        target=SimpleNamespace(mask_id=MASK),
-        is_complete=lambda state: MASK not in state,
-        is_leaf=lambda state: MASK not in state and not set(stops).isdisjoint(state),
-    )
-    return stale, canvas
-
-
-def some_stale(target, k=5):
-    """Real stale conditionals with k masked positions."""
-    state = tuple(range(target.block_size - k)) + (MASK,) * k
-    log_probs = target.forward([state], [0], None, {}).unit(0)
-    return drafting.Stale(Decoder(), state, MASK, 0, log_probs)
-
-
 def with_truth(target, decoder, prompt):
     """The draft-free Generation, and what the oracles read: {block: its true states in order}."""
     truth = {}
