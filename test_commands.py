@@ -38,6 +38,7 @@ BENCH = "--num-samples 1 --task code --gen-len 24 --seeds 1"
 SMALLER = {
     "tasks": "",
     "pretrain": "--steps 1",
+    "accuracy": "--num-samples 1 --gen-len 24",
     "trajectories": "--num-prompts 4 --shard 1",
     "order": "--steps 2",
     "graph": "--passes 50",
@@ -70,8 +71,8 @@ def smaller(argv):
     """The options that make a command of the documents small, and give it an --out of its own."""
     script = argv[0][:-3]
     if script != "bench":
-        kind = argv[1] if script == "train" else script
-        return SMALLER[kind].split() + ["--out", "out"] * (kind != "tasks")
+        kind = argv[1] if script == "train" or argv[1:2] == ["accuracy"] else script
+        return SMALLER[kind].split() + ["--out", "out"] * (kind not in ("tasks", "accuracy"))
     if "--prompt" in argv or "--pass-cost" in argv:
         return ["--gen-len", "24"]
     looks = "--trace" in argv or "--diagnose" in argv
