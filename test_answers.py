@@ -466,3 +466,9 @@ def test_programs_are_looked_for_in_bounded_time(text):
     answers.program(text)
     answers.boxed(text)
     assert time.process_time() - begin < 3
+
+
+def test_nothing_is_no_answer():
+    """An empty box is not right, not even where the gold is empty or only a unit."""
+    for nothing in ("", " ", r"\text{ cm}", "$$"):
+        assert not answers.same(nothing, "") and not answers.same("", nothing)
