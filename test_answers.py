@@ -472,3 +472,10 @@ def test_nothing_is_no_answer():
     """An empty box is not right, not even where the gold is empty or only a unit."""
     for nothing in ("", " ", r"\text{ cm}", "$$"):
         assert not answers.same(nothing, "") and not answers.same("", nothing)
+
+
+def test_idle_statements_of_several_lines():
+    """Each becomes one `pass`; what stands behind it keeps its lines."""
+    text = "print(\n    1,\n    2,\n)\ndef f(x):\n    return x\nf(\n    3\n)\ny = 4\n"
+    left = "pass\ndef f(x):\n    return x\npass\ny = 4\n"
+    assert answers.definitions(text) == left
