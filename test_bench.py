@@ -765,3 +765,11 @@ def test_public_benchmarks_run(tmp_path, capsys):
     assert "--allow-code" in run(argv, capsys)[0]
     code, out = run([*argv, "--allow-code"], capsys)
     assert code == 0 and "gsm8k, D = 8, 2 prompts" in out and "mbpp, D = 8, 1 prompts" in out
+
+
+def test_prompts_are_parted_at_line_ends_only(tmp_path, capsys):
+    """Other marks that Python counts as line ends stay inside a prompt (U+2028 is common)."""
+    path = tmp_path / "prompts"
+    path.write_text("Mia has 5 coins.\u2028How many?\x0cNow?\n", encoding="utf-8")
+    assert not bench.main(["--prompts", str(path), "--gen-len", "8"])
+    assert "How many?" in capsys.readouterr().out

@@ -946,3 +946,18 @@ def test_a_sign_of_life_comes_at_once(script):
         process.wait()
         os.close(leader)
         os.close(follower)
+
+
+def test_a_loss_that_is_no_number_ends_a_training(tmp_path):
+    """At once and without a model: hours of NaN would yield one that cannot be loaded."""
+    layer = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    path = str(tmp_path / "training.safetensors")
+    with pytest.raises(ValueError, match="loss is nan at step 0"):
+        pretrain.fit(layer, [optimizer], lambda step: float("nan"), 2, path, {}, 1)
+    assert not (tmp_path / "training.safetensors").exists()
+
+
+def test_an_empty_out_is_no_folder():
+    with pytest.raises(ValueError, match="--out is empty"):
+        trajectories.open_folder("", {})
