@@ -1,7 +1,7 @@
 """The rows of the tables: every way of decoding that bench.py compares, in one list.
 
 To compare a drafter of your own, write my_draft(stale, canvas, budget) -> Tree and add one line to
-METHODS:
+ROWS:
 
     Method("mine", "peer", "what it does", lambda bench: my_draft),
 

@@ -363,3 +363,13 @@ def test_in_a_browser_a_set_shows_as_a_set(target, draft, tmp_path):
     dom = browse(page_of(record, tmp_path), tmp_path, f"#{n}")
     assert f"free commit: a set of {max(sizes)}" in dom and f"pass <b>{n}</b>" in dom
     assert "SPOT, pass by pass, rule threshold</p>" in dom
+
+
+def test_pages_of_two_prompts_hold_each_its_own(tmp_path):
+    """Writing one page leaves the template as it is, which itself cannot be written over."""
+    for title in ("first prompt", "second prompt"):
+        record = {"title": title}
+        trace.write_page(str(tmp_path / "trace.html"), record)
+        assert title in (tmp_path / "trace.html").read_text()
+    with pytest.raises(ValueError, match="template"):
+        trace.write_page(os.path.join(trace.command.HERE, "page.html"), record)

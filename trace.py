@@ -8,7 +8,7 @@ is the target's own: here one sees which. Each node shows m(z) = m(y)·q(s|y)·p
 its two factors apart: where the drafter expects the next commit, and what the stale conditionals
 would write there. A node, and the free commit, may be a set (section 7).
 
-The page is one file without network, packages or fonts: trace.html with trace.js and a record in
+The page is one file without network, packages or fonts: page.html with page.js and a record in
 it. `trace.html#8` opens at pass 8, so that a picture of a telling moment can be taken:
 
     chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1200,866 \\
@@ -312,8 +312,10 @@ def cut(line, width):
 def write_page(path, record):
     """Write the record as one HTML page that needs nothing else. Raises ValueError."""
     page, script = (
-        command.read_text(os.path.join(command.HERE, name)) for name in ("trace.html", "trace.js")
+        command.read_text(os.path.join(command.HERE, name)) for name in ("page.html", "page.js")
     )
+    if os.path.realpath(path).startswith(os.path.join(command.HERE, "page.")):
+        raise ValueError(f"{path} is the page's template: choose another --html")
     parts = {"title": html.escape(record["title"]), "record": embedded(record), "script": script}
     page = re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], page)  # in one go, once each
     command.write_text(path, page)
